@@ -146,7 +146,7 @@ def test_a_batch_that_no_kernel_takes_is_computed_by_torch(
     assert counted(kernels) == (0, 0, ["batched: a kernel would copy operands"])
     assert "A and B would be copied" in cudal2gen.explain(apart, apart.mT)
     shared = on(device, drawn((3, 8, 64)))
-    with pytest.raises(ValueError, match="out: shares memory with a or b"):
+    with pytest.raises(ValueError, match=r"^out:"):
         cudal2gen.matmul(shared, shared.mT[:, :, :8], out=shared[:, :, :8])
 
 

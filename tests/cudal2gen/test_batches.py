@@ -200,7 +200,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
 
 
 def test_a_second_output_excludes_a_batch() -> None:
-    with pytest.raises(IllegalRecord, match=r"batch=strided: must be none for fusion=aux\+silu"):
+    with pytest.raises(IllegalRecord, match=r"^batch=strided:"):
         small(**STRIDED, acc="f32", fusion="aux+silu")
 
 

@@ -259,7 +259,7 @@ def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, lib
     with (
         emulator.session(device=emulated.device_of(PAIR)) as session,
         OpenKernel(library, directory, PAIR.launch_options, emulator.runtime_path()) as kernel,
-        pytest.raises(LaunchError, match="2147483648 CTAs in clusters of 2, more than a grid has"),
+        pytest.raises(LaunchError, match="2147483648 CTAs in clusters of 2"),
     ):
         kernel.launch(1 << 20, 64, 1 << 21, 64, 1 << 22, 64, 32, 32, 64, batches=Batches(2**30, 0, 0, 64 * 32))
     assert session.launches == []

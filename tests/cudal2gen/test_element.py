@@ -165,7 +165,7 @@ def test_a_family_refuses_widths_that_its_text_does_not_multiply(monkeypatch: py
         monkeypatch.setitem(ELEMENTS, name, NARROW)
     assert {record.family for record in records} == set(FAMILIES) - {"cuda_source"}
     for record in records:
-        with pytest.raises(IllegalRecord, match=f"ab={record.ab}: {record.family} multiplies elements of 2 bytes"):
+        with pytest.raises(IllegalRecord, match=f"^ab={record.ab}:"):
             record.at(record.problem)
 
 

@@ -67,7 +67,7 @@ def toy() -> Iterator[Record]:
 
 
 def test_the_toys_rules_are_its_own(toy: Record) -> None:
-    with pytest.raises(IllegalRecord, match="bm=20: must be a multiple of warps=3"):
+    with pytest.raises(IllegalRecord, match=r"^bm=20:"):
         toy.at(toy.problem, bm=20, warps=3, bn=32)
     assert toy.name.startswith("hgemm_toy_f32_tn_16x32_w4_")
 

@@ -21,6 +21,7 @@ require("torch")
 
 from cudal2gen.operators.measuring import first_runs  # noqa: E402
 from cudal2gen.operators.measuring.first_runs import FirstRuns, RunId  # noqa: E402
+from kernelproof.ground.errors import SkippedLine  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -152,7 +153,7 @@ def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
     with file.open("a") as end:
         end.write("\n\xff\n[1]\n" + text.replace('"new"', '"last"'))
     far = runs(file)
-    with pytest.warns(UserWarning, match="skipped"):
+    with pytest.warns(SkippedLine):
         assert far.banned() == {"new", "later", "older", "strange", "last"}
     assert RunId("older", "") in far.entries()
 

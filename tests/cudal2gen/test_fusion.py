@@ -118,7 +118,7 @@ def test_what_is_no_fusion_is_refused_in_words_by_all(
     with pytest.raises(LaunchFileError, match="fusion="):
         read(facts)
     (tmp_path / "kernel.launch").write_text(facts)
-    with pytest.raises(LaunchError, match=r"fusion=.*must be none, or parts such as"):
+    with pytest.raises(LaunchError, match="fusion="):
         OpenKernel(library, tmp_path, {}, idle)
 
 

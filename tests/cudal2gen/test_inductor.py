@@ -125,7 +125,7 @@ def test_what_no_kernel_takes_is_computed_by_torch(offered: Callable[..., None])
     result = torch.ops.cudal2gen.offered_linear(x, weight, bias)
     assert torch.equal(result, torch.nn.functional.linear(x, weight, bias))
     torch.library.opcheck(torch.ops.cudal2gen.offered_linear.default, (x, weight, bias))
-    with pytest.raises(TypeError, match=r"weight: expected torch\.float16, got torch\.bfloat16"):
+    with pytest.raises(TypeError, match=r"^weight:"):
         torch.ops.cudal2gen.offered_linear(x, weight.bfloat16(), bias)
 
 

@@ -343,27 +343,27 @@ def test_types_are_not_guessed(line: str) -> None:
     text = json.dumps(MULTISTAGE)
     assert parse(text)
     spoiled = re.sub(rf'"{name}": [^,]+', line, text)
-    with pytest.raises(IllegalRecord, match=rf"^{name}=.*input should be a valid"):
+    with pytest.raises(IllegalRecord, match=rf"^{name}="):
         parse(spoiled)
 
 
 def test_a_key_that_appears_twice_is_refused() -> None:
-    with pytest.raises(IllegalRecord, match="stages: appears more than once"):
+    with pytest.raises(IllegalRecord, match=r"^stages:"):
         parse(json.dumps(MULTISTAGE)[:-1] + ', "stages": 2}')
 
 
 def test_a_missing_family_is_named() -> None:
-    with pytest.raises(IllegalRecord, match=r"^family: field required$"):
+    with pytest.raises(IllegalRecord, match=r"^family:"):
         parse('{"x": 1}')
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(IllegalRecord, match=r"^stages: field required$"):
+    with pytest.raises(IllegalRecord, match=r"^stages:"):
         parse({name: value for name, value in MULTISTAGE.items() if name != "stages"})
 
 
 def test_an_unknown_family_is_named() -> None:
-    with pytest.raises(IllegalRecord, match="sm70_volta"):
+    with pytest.raises(IllegalRecord, match=r"^family=.*sm70_volta"):
         parse(MULTISTAGE | {"family": "sm70_volta"})
 
 
@@ -380,15 +380,15 @@ def test_a_record_answers_another_problem_by_its_own_rules() -> None:
     with pytest.raises(IllegalRecord, match="does not divide m=100"):
         record.at(record.problem.revised(m=100))
     assert record.at(record.problem.revised(m=100), padding="predicate").padding == "predicate"
-    with pytest.raises(IllegalRecord, match=r"^swap_ab: extra inputs"):
+    with pytest.raises(IllegalRecord, match=r"^swap_ab:"):
         record.at(problem, swap_ab=True)
-    with pytest.raises(IllegalRecord, match=r"^m=0: input should be greater"):
+    with pytest.raises(IllegalRecord, match=r"^m=0:"):
         record.problem.revised(m=0)
 
 
 def test_a_line_is_flat() -> None:
     assert list(json.loads(catalog.dump(direct()))) == list(DIRECT)
-    with pytest.raises(IllegalRecord, match="problem: extra inputs"):
+    with pytest.raises(IllegalRecord, match=r"^problem:"):
         parse(DIRECT | {"problem": DIRECT})
     neutral = Problem.NEUTRAL
     assert dict(direct().problem) == {name: DIRECT[name] for name in Problem.model_fields if name in DIRECT} | neutral

@@ -23,7 +23,7 @@ from kernelproof.emulator.host import kernel_calls as host
 from tests.cudal2gen import idle_runtime
 from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO_CONSUMERS, once, ring, small
 
-VALUE, MISALIGNED, NO_FILE = 1, 716, 301  # codes of cudaError
+VALUE, NO_DEVICE, NO_FILE, NO_SYMBOL, MISALIGNED = 1, 100, 301, 500, 716  # codes of cudaError
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def test_what_a_hopper_kernel_cannot_do_is_refused_in_words(
 
 
 def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.Session) -> None:
-    with pytest.raises(LaunchError, match="unknown option swizzle_stride"):
+    with pytest.raises(LaunchError, match=r"\bswizzle_stride\b"):
         opened(ring(), library, {"swizzle_stride": 64})
-    with pytest.raises(LaunchError, match="hint_a=3: must be one of 0, 1, 2"):
+    with pytest.raises(LaunchError, match=r"^hint_a=3:"):
         opened(ring(), library, {"hint_a": 3})
 
 
@@ -231,17 +231,18 @@ def test_kernels_overlap_as_their_records_say(library: Path, monkeypatch: pytest
 
 def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:
     record = small(raster="zsplit", swizzle_stride=64)
-    with pytest.raises(LaunchError, match="needs the option swizzle_stride"):
+    with pytest.raises(LaunchError, match=r"\bswizzle_stride\b"):
         opened(record, library, {})
-    with pytest.raises(LaunchError, match="unknown option bm"):
+    with pytest.raises(LaunchError, match=r"\bbm\b"):
         opened(record, library, {"bm": 1, "swizzle_stride": 64})
-    with pytest.raises(LaunchError, match=r"kernel.launch is missing; build the kernel first") as caught:
+    with pytest.raises(LaunchError, match=r"kernel\.launch") as caught:
         OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     assert caught.value.code == NO_FILE
     with pytest.raises(LaunchError, match="no_such_runtime"):
         OpenKernel(library, compiler.build([small()])[0].directory, {}, Path("/no_such_runtime.so"))
-    with pytest.raises(LaunchError, match="is missing from the CUDA runtime"):
+    with pytest.raises(LaunchError) as caught:
         OpenKernel(library, compiler.build([small()])[0].directory, {}, library)
+    assert caught.value.code == NO_SYMBOL
 
 
 def test_shared_memory_beyond_the_device_is_refused_when_opened(library: Path) -> None:
@@ -374,13 +375,13 @@ def test_options_are_those_that_python_declares(convention: str, library: Path, 
     declared = {option.name: option for option in CONVENTIONS[convention].options}
     for option in (option for kind in CONVENTIONS.values() for option in kind.options):
         if option.name not in declared:
-            with pytest.raises(LaunchError, match=f"unknown option {option.name}"):
+            with pytest.raises(LaunchError, match=rf"\b{option.name}\b"):
                 OpenKernel(library, tmp_path, {option.name: 1}, idle)
             continue
         for number in range(len(option.values)) if option.values else (1, 64):
             assert option.number(option.value(number)) == number
             OpenKernel(library, tmp_path, {option.name: number}, idle).close()
-        with pytest.raises(LaunchError, match=f"{option.name}={len(option.values)}: must be "):
+        with pytest.raises(LaunchError, match=f"^{option.name}={len(option.values)}:"):
             OpenKernel(library, tmp_path, {option.name: len(option.values)}, idle)
 
 
@@ -472,11 +473,13 @@ def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path)
     with emulator.session():
         kernels = [opened(record, library) for record in (small(), small(split_k=2))]
     # Without a session there is no device: the launch, the clearing of counters and the unloading fail.
-    with pytest.raises(LaunchError, match="cudaError 100"):
+    with pytest.raises(LaunchError) as caught:
         kernels[0].launch(**GOOD)
+    assert caught.value.code == NO_DEVICE
     assert last_error() == 0
-    with pytest.raises(LaunchError, match="cudaError 100"):
+    with pytest.raises(LaunchError) as caught:
         kernels[1].launch(**(GOOD | {"k": 128, "lda": 128, "ldb": 128, "workspace": 1 << 23}))
+    assert caught.value.code == NO_DEVICE
     assert last_error() == 0
     for kernel in kernels:
         with suppress(LaunchError):

@@ -148,9 +148,9 @@ def test_out_of_other_types_modes_and_gradients(dispatcher: dispatch.Dispatcher,
     a, b, out = drawn(48, 64), drawn(64, 40, seed=1), torch.empty(48, 40).half()
     for _ in range(2):
         cudal2gen.matmul(a, b, out=out)
-    with pytest.raises(TypeError, match="out: expected"):
+    with pytest.raises(TypeError, match=r"^out:"):
         cudal2gen.matmul(a, b, out=out.float())
-    with pytest.raises(ValueError, match="out: expected the shape"):
+    with pytest.raises(ValueError, match=r"^out:"):
         cudal2gen.matmul(a, b, out=torch.empty(40, 40).half())
     for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
         with pytest.raises(ValueError, match="not differentiable"):
@@ -190,9 +190,9 @@ def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, re
     other = cudal2gen.linear(x, weight, drawn(80, seed=2)[::2])
     assert other.shape == d.shape
     assert len(reference.streams) == 3, "a bias with gaps is another kind"
-    with pytest.raises(ValueError, match="bias: expected the shape"):
+    with pytest.raises(ValueError, match=r"^bias:"):
         cudal2gen.linear(x, weight, drawn(1))
-    with pytest.raises(TypeError, match="bias: expected"):
+    with pytest.raises(TypeError, match=r"^bias:"):
         cudal2gen.linear(x, weight, bias.float())
     assert dispatcher.stats()["torch"] == {}
     learned = bias.clone().requires_grad_()

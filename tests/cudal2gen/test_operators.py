@@ -288,7 +288,7 @@ def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: 
         cudal2gen.matmul(drawn(device, 64, 128), drawn(device, 64, 128).t())
     assert ran(measured) == (1, ["asked for"])
     with (
-        pytest.raises(ValueError, match="prefer='fast': must be one of measured, inferred, kernel, vendor"),
+        pytest.raises(ValueError, match=r"^prefer='fast':"),
         cudal2gen.prefer("fast"),
     ):  # type: ignore[arg-type]
         pass
@@ -432,8 +432,9 @@ def test_what_the_launcher_refuses_after_all_is_computed_by_torch(
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert kernels.stats() == {"kernel": {}, "torch": {"the launcher refuses": 3}}
     monkeypatch.setattr(OpenKernel, "sized", answering(700))
-    with pytest.raises(LaunchError, match="cudaError 700"):
+    with pytest.raises(LaunchError) as caught:
         cudal2gen.matmul(a, drawn(device, 32, 128).t())
+    assert caught.value.code == 700
 
 
 def test_a_refused_plan_still_checks_for_shared_memory(
@@ -445,11 +446,11 @@ def test_a_refused_plan_still_checks_for_shared_memory(
     whole = device.empty(96, 64)
     whole.fill_(1)
     for overlapping in (whole[32:], whole[:64]):
-        with pytest.raises(ValueError, match="out: shares memory with a or b"):
+        with pytest.raises(ValueError, match=r"^out:"):
             cudal2gen.matmul(whole[:64], b, out=overlapping)
     assert kernels.stats()["torch"] == {"the launcher refuses": 1}
     cudal2gen.matmul(a, b, out=whole[:64])
-    with pytest.raises(ValueError, match="out: shares memory with a or b"):
+    with pytest.raises(ValueError, match=r"^out:"):
         cudal2gen.matmul(whole[:64], b, out=whole[:64])
 
 

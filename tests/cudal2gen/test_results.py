@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from cudal2gen import results
 from cudal2gen.results import KERNEL, Case, Verdict, ratios
+from kernelproof.ground.errors import SkippedLine
 from tests.cudal2gen.measured import campaign, measurement, timing, write
 
 
@@ -56,8 +57,9 @@ def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     results.append([verdict("a")], path)
     path.write_bytes(path.read_bytes() + b'{"record": "r", "dig\n\xff\n')
     results.append([verdict("b")], path)
-    with pytest.warns(UserWarning, match=r"verdicts\.jsonl:[23]: not a whole line of JSON, skipped"):
+    with pytest.warns(SkippedLine) as skipped:
         verdicts = results.latest(path)
+    assert [str(each.message).split(": ")[0] for each in skipped] == [f"{path}:2", f"{path}:3"]
     assert {digest for digest, _ in verdicts} == {"a", "b"}
 
 
@@ -156,7 +158,7 @@ def test_measurements_are_read_back_and_damage_is_skipped(tmp_path: Path) -> Non
     path.write_text(
         path.read_text() + line.replace("[2", "[NaN, 2", 1) + "\n" + line.replace("synthetic-h200", "x") + "\n"
     )
-    with pytest.warns(UserWarning, match="skipped"):
+    with pytest.warns(SkippedLine):
         assert results.measurements(path) == rows
 
 

@@ -26,6 +26,7 @@ from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from cudal2gen.tuner.proposal import proposal_of_fields
 from cudal2gen.tuner.proposers import Random
+from kernelproof.ground.errors import SkippedLine
 from tests import processes
 from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
 
@@ -284,13 +285,13 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
     process.wait()
     with store.open("a") as file:
         file.write('{"kind":"trial","environment":"mo')  # what a kill in the middle of a write leaves
-    with pytest.warns(UserWarning, match="not a whole line"):
+    with pytest.warns(SkippedLine):
         before = results.trials(store)
     assert 12 <= len(before) < 64
     plan = campaign.CampaignPlan(
         [SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits(64, 4, prune=None)
     )
-    with pytest.warns(UserWarning, match="not a whole line"):
+    with pytest.warns(SkippedLine):
         standing = campaign.run(plan, executor.InProcess(ModelEnvironment()))
     after = results.trials(store)
     assert after[: len(before)] == before

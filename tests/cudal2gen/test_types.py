@@ -106,7 +106,7 @@ def test_a_record_serves_fp32_output_as_its_family_stores_it() -> None:
 
 
 def test_what_a_family_cannot_store_names_what_is_legal() -> None:
-    with pytest.raises(IllegalRecord, match="epilogue=staged: must be global for d=f32") as refused:
+    with pytest.raises(IllegalRecord, match=r"^epilogue=staged:") as refused:
         small(**F32_OUT)
     changes = str(refused.value).split("(")[1].split(")")[0].split("--set ")[1:]
     legal = {name: None if value == "null" else value for name, value in (it.strip().split("=") for it in changes)}
@@ -121,7 +121,7 @@ def test_a_fit_finds_how_a_family_stores_fp32() -> None:
 
 @pytest.mark.parametrize(("ab", "d"), [("bf16", "same"), ("f16", "f32"), ("bf16", "f32")])
 def test_sums_are_in_fp32(ab: Any, d: Any) -> None:
-    with pytest.raises(ValueError, match=f"acc=f16: must be f32 for {'ab=bf16' if ab == 'bf16' else 'd=f32'}"):
+    with pytest.raises(ValueError, match="acc=f16:"):
         Problem(gpu="a100", acc="f16", layout="tn", m=8, n=8, k=8, ab=ab, d=d)
 
 

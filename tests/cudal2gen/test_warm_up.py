@@ -56,7 +56,7 @@ def test_calls_after_it_load_no_kernel_and_make_no_plan(
 def test_what_it_does_not_take_is_refused_in_words() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
         cudal2gen.warm_up(torch.zeros(2))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rows: must be positive"):
+    with pytest.raises(ValueError, match=r"^rows:"):
         cudal2gen.warm_up(torch.nn.Linear(2, 2), [0, 4])
 
 

@@ -12,6 +12,13 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import HOPPER, Device, LaunchRefused, Memory
 from kernelproof.emulator.hopper.bulk import decode
+from kernelproof.emulator.host.cuda import (
+    INVALID_CLUSTER,
+    INVALID_CONFIGURATION,
+    INVALID_VALUE,
+    NO_IMAGE,
+    NOT_SUPPORTED,
+)
 from kernelproof.emulator.host.standin import standin
 from tests.kernelproof.emulator.hopper import gemm
 from tests.kernelproof.emulator.test_host import Config, Runtime
@@ -85,26 +92,28 @@ def test_tensor_maps_are_checked_and_kept() -> None:
         assert standin().cudaGetDriverEntryPointByVersion(b"cuNothing", ctypes.byref(unknown), 12000, 0, None) == 500
 
 
-# Settings of launches that are refused, with a part of the reason.
+# Settings of launches that are refused, with the code of the refusal.
 CLUSTERS = [
-    ({"grid": 6, "cluster": 4}, "no multiple"), ({"grid": (2, 3), "cluster": (1, 2)}, "no multiple"),
-    ({"grid": 32, "cluster": 32}, "allowed are 16"), ({"grid": 1, "device": Device()}, "for sm_90a alone"),
-    ({"grid": 1, "shared_bytes": 232449}, "232448"),
+    ({"grid": 6, "cluster": 4}, INVALID_CONFIGURATION), ({"grid": (2, 3), "cluster": (1, 2)}, INVALID_CONFIGURATION),
+    ({"grid": 32, "cluster": 32}, INVALID_CLUSTER), ({"grid": 1, "device": Device()}, NO_IMAGE),
+    ({"grid": 1, "shared_bytes": 232449}, INVALID_VALUE),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", range(len(CLUSTERS)))
 def test_launches_that_are_refused(case: int) -> None:
-    settings, words = CLUSTERS[case]
+    settings, code = CLUSTERS[case]
     settings = {"block": 32, "device": HOPPER, **settings}
-    with pytest.raises(LaunchRefused, match=words):
+    with pytest.raises(LaunchRefused) as caught:
         emulator.load(EMPTY.format(body="")).launch("k", args=[], memory=Memory(), **settings)
+    assert caught.value.code == code
 
 
 def test_clusters_need_compute_capability_9() -> None:
     text = EMPTY.format(body="").replace("sm_90a", "sm_80")
-    with pytest.raises(LaunchRefused, match="capability 9"):
+    with pytest.raises(LaunchRefused) as caught:
         emulator.load(text).launch("k", grid=4, cluster=2, block=32, args=[], memory=Memory())
+    assert caught.value.code == NOT_SUPPORTED
 
 
 def test_largest_shared_memory_and_clusters() -> None:

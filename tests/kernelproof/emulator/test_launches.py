@@ -9,6 +9,7 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
+from kernelproof.emulator.host.cuda import INVALID_CONFIGURATION, INVALID_VALUE
 from tests.kernelproof.emulator.kernel_cases import (
     DEVICE,
     SHARED,
@@ -68,21 +69,23 @@ def test_chosen_ctas_only() -> None:
     assert (got[1:9].view(np.uint8) == 0xFF).all()
 
 
-LAUNCHERS: list[tuple[dict[str, Any], str]] = [
-    ({"grid": (0, 1, 1)}, "must be positive"),
-    ({"grid": (1, 70000, 1)}, "exceeds"),
-    ({"block": 2048}, "1024"),
-    ({"shared_bytes": 1 << 20}, "shared memory"),
+# What is wrong with a launch, and the code of its refusal.
+REFUSED: list[tuple[dict[str, Any], int]] = [
+    ({"grid": (0, 1, 1)}, INVALID_CONFIGURATION),
+    ({"grid": (1, 70000, 1)}, INVALID_CONFIGURATION),
+    ({"block": 2048}, INVALID_CONFIGURATION),
+    ({"shared_bytes": 1 << 20}, INVALID_VALUE),
 ]
 
 
-@pytest.mark.parametrize(("change", "says"), LAUNCHERS)
-def test_refused_launches(change: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("change", "code"), REFUSED)
+def test_refused_launches(change: dict[str, Any], code: int) -> None:
     memory = Memory()
     out = memory.upload(np.empty(32, np.int32), "output")
     launch: dict[str, Any] = {"grid": 1, "block": 32, "shared_bytes": 0, **change}
-    with pytest.raises(emulator.LaunchRefused, match=says):
+    with pytest.raises(emulator.LaunchRefused) as caught:
         program(DEVICE).launch("misses_outputs", args=[out, 20], memory=memory, **launch)
+    assert caught.value.code == code
 
 
 def test_unknown_instruction_names_line_and_opcode() -> None:
