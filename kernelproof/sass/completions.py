@@ -15,8 +15,9 @@ from kernelproof.sass.scheduling import SETTLE, waits
 
 # Barriers, and arrivals at mbarriers. SYNCS stands for all but initialisations, which take effect in their order.
 _BARRIERS = frozenset(("BAR", "UCGABAR_ARV", "SYNCS"))
-_COPIES = ("UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UTCBAR", "UTCHMMA", "UTMACMDFLUSH")
-_AFTER_FENCE = _BARRIERS.union(_COPIES)
+# Copies, products and commits, which other units than the warp execute.
+_ASYNCHRONOUS = ("UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UTCBAR", "UTCHMMA", "UTMACMDFLUSH")
+_AFTER_FENCE = _BARRIERS.union(_ASYNCHRONOUS)
 
 
 def unawaited(function: Function) -> Iterator[tuple[Instruction, Instruction, str]]:

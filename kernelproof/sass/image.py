@@ -15,7 +15,8 @@ from typing import NamedTuple
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass.elf import SYMBOL_BYTES, SYMBOLS, Section, sections, string
 
-RELOCATABLE = 1  # ET_REL in the file's header: an object that was never linked
+FILE_KIND = 16  # where the file's header has its kind
+RELOCATABLE = 1  # ET_REL, the kind of a file: an object that was never linked
 NO_BYTES = 8  # SHT_NOBITS: a section without bytes in the file
 RELOCATIONS, WITH_ADDENDS = 9, 4  # SHT_REL, SHT_RELA: entries of 16 bytes, and of 24 bytes with an addend
 OBJECT, FUNCTION = 1, 2  # STT_OBJECT, STT_FUNC: the type of a symbol
@@ -90,7 +91,7 @@ def _image(file: bytes) -> Image:
     symbols = list(_symbols(file, headers))
     by_name = {section.name: section.data(file) for section in headers if section.kind != NO_BYTES}
     banks = {name: data for name, data in by_name.items() if name.startswith(".nv.constant")}
-    (kind,) = struct.unpack_from("<H", file, 16)
+    (kind,) = struct.unpack_from("<H", file, FILE_KIND)
     return Image(
         [symbol for symbol in symbols if symbol.kind in (OBJECT, FUNCTION)],
         {name.removeprefix(LITERALS): data for name, data in banks.items() if name.startswith(LITERALS)},

@@ -20,6 +20,7 @@ _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
 EMPTIED_SECTIONS = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
 _NO_BYTES = 8  # SHT_NOBITS: the section has no bytes in the file
 _TABLES = 0x20  # where the file's header has the offsets of the segment table and of the section table
+_SEGMENT_COUNT = 0x38  # where it has the number of segments
 _SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # size of the header of a segment, and of a section
 
 
@@ -119,7 +120,7 @@ class _Segment(NamedTuple):
 def _segments(cubin: bytes) -> list[_Segment]:
     """The segments of a cubin, from its segment table."""
     (table,) = struct.unpack_from("<Q", cubin, _TABLES)
-    (count,) = struct.unpack_from("<H", cubin, 0x38)
+    (count,) = struct.unpack_from("<H", cubin, _SEGMENT_COUNT)
     fields = (struct.unpack_from("<IIQQQQQQ", cubin, table + _SEGMENT_BYTES * index) for index in range(count))
     return [_Segment(offset, size) for _, _, offset, _, _, size, *_ in fields]
 

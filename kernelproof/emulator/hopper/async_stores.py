@@ -64,7 +64,7 @@ class AsyncStores:
             return False
         if (places.offsets % width).any() or np.unique(places.offsets).size < len(lanes):
             return False
-        # Between two of the stores the phase must not complete, nor the mbarrier be overwritten.
+        # Between two of the stores the phase must not complete, nor the mbarrier (8 bytes) be overwritten.
         if low < bar.offset + 8 and bar.offset < high:
             return False
         if not bar.pending and bar.bytes < len(lanes) * width:

@@ -15,7 +15,7 @@ from kernelproof.sass import Instruction
 _DESCRIPTORS = re.compile(r"gdesc\[(UR\d+)\]((?:\.\w+)*)$")
 _SHAPE = re.compile(r"64x(\d+)x(\d+)$")
 _SIZES = " ".join(f"64x{8 * n}x{k}" for n in range(1, 33) for k in (8, 16, 32))
-_GROUP = "gsb0"
+_GROUP = "gsb0"  # the scoreboard that counts groups of products
 
 
 @mnemonic("HGMMA", f"{_SIZES} F16 F32 BF16 TF32")
