@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
+from kernelproof.emulator.state.counters import Comparison
 from kernelproof.emulator.state.sites import Site
-from kernelproof.grading.constants import compared_constants
-from kernelproof.grading.device import Call
+from kernelproof.grading import constants
 
 MOST_LINES = 5  # most source lines in a remark
 
@@ -16,22 +16,31 @@ class Outcomes:
     """The results that comparisons of loaded values had in all calls so far, by kernel and place."""
 
     def __init__(self) -> None:
-        self.seen: dict[tuple[str, Site], set[bool]] = {}
+        self.seen: dict[tuple[str, Site], Comparison] = {}
 
-    def add(self, call: Call) -> None:
-        """Add a call that was executed with counters."""
-        for place, outcomes in call.outcomes.items():
-            self.seen.setdefault(place, set()).update(outcomes)
+    def add(self, comparisons: Mapping[tuple[str, Site], Comparison]) -> None:
+        """Add the comparisons of a launch or call that was executed with counters."""
+        for place, item in comparisons.items():
+            self.seen.setdefault(place, Comparison()).add(item.outcomes, item.operands)
 
     @property
     def one_sided(self) -> list[Site]:
         """The comparisons that had only one result."""
-        return [site for (_, site), outcomes in self.seen.items() if len(outcomes) < 2]
+        return [site for (_, site), item in self.seen.items() if len(item.outcomes) < 2]
 
-    def unmet_constants(self, ptx: str) -> list[float]:
-        """The constants in the comparisons that had only one result. Inputs with these may lead to the other result."""
-        found = (compared_constants(ptx, f"{site.text};") for site in self.one_sided)
-        return list(dict.fromkeys(chain.from_iterable(found)))
+    def unmet_constants(self) -> list[float]:
+        """The numbers in the comparisons that had only one result. Inputs with these may lead to the other result.
+
+        A number is an operand that had one value in all calls: a constant of the text, of a table in memory, or an
+        argument of the kernel.
+        """
+        numbers = chain.from_iterable(
+            constants.readings(bits, _type(site))
+            for (_, site), item in self.seen.items()
+            for bits in item.operands.values()
+            if len(item.outcomes) < 2 and bits is not None
+        )
+        return list(dict.fromkeys(filter(constants.is_plantable, numbers)))
 
     def remark(self) -> str:
         """A sentence that says which comparisons had only one result; "" if there are none."""
@@ -43,6 +52,12 @@ class Outcomes:
             "comparisons of loaded values had one result in all calls, so what follows from the other result was not "
             f"executed: {', '.join(places[:MOST_LINES])}{more}"
         )
+
+
+def _type(site: Site) -> str:
+    """The type of the operands of a comparison: the last part of its opcode, which may follow a guard."""
+    opcode = next(word for word in site.text.split() if not word.startswith("@"))
+    return opcode.rstrip(";").split(".")[-1]
 
 
 def _line(site: Site) -> str:

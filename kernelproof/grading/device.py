@@ -29,6 +29,7 @@ from kernelproof.emulator import (
 from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE
 from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
+from kernelproof.emulator.state.counters import Comparison
 from kernelproof.emulator.state.sites import Site
 from kernelproof.grading import elsewhere
 from kernelproof.grading.contract import ROLES, Contract, ContractLaunch, MapBox, box
@@ -94,8 +95,7 @@ class Call:
 
     ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``launches``
     and ``ctas`` are counts by kernel. ``opcodes`` (executions per warp, by kernel), ``wgmma_flops`` (operations of
-    wgmma and tcgen05) and ``outcomes`` (results of comparisons of loaded values, by kernel and place) are empty without
-    counters.
+    wgmma and tcgen05) and ``comparisons`` (of loaded values, by kernel and place) are empty without counters.
     """
 
     outputs: dict[str, Array]
@@ -105,7 +105,7 @@ class Call:
     wgmma_flops: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
     ctas: Counter[str] = field(default_factory=Counter)
-    outcomes: dict[tuple[str, Site], set[bool]] = field(default_factory=dict)
+    comparisons: dict[tuple[str, Site], Comparison] = field(default_factory=dict)
 
     def add(self, launch: LaunchResult) -> None:
         """Count a launch."""
@@ -115,8 +115,8 @@ class Call:
         if launch.counters is not None:
             self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
             self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
-            for site, results in launch.counters.outcomes.items():
-                self.outcomes.setdefault((name, site), set()).update(results)
+            for site, item in launch.counters.comparisons.items():
+                self.comparisons.setdefault((name, site), Comparison()).add(item.outcomes, item.operands)
 
     @property
     def instructions(self) -> int:

@@ -116,7 +116,7 @@ class Examination:
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
         self.reports += call.reports
-        self.outcomes.add(call)
+        self.outcomes.add(call.comparisons)
         self.answers.append(answer)
         return answer
 
@@ -218,11 +218,8 @@ class Examination:
                     self._check_shortcut(first, answer)
                 self._compare_with_previous(self.answers[-2], answer)
         if "constants" in self.task.kinds:
-            for constants in branches.rotations(self.outcomes.unmet_constants(self.device.ptx), MOST_CONSTANTS):
-                # Constants in most elements are drawn twice, since conditions at two places seldom hold in one draw.
-                for kind in (*inputs.DIRECTED, inputs.DIRECTED[-1]):
-                    answer = self._call(kind, counters=True, constants=constants)
-                    self._compare_with_previous(self.answers[-2], answer)
+            self._plant_several()
+            self._plant_unmet()
         self._check_constant_outputs()
         third = self.device.call(first.bits)
         repeated = self._judge("normal", first.bits, third)
@@ -236,6 +233,23 @@ class Examination:
                     variables=dict(call.globals_changed),
                 )  # fmt: skip
                 break
+
+    def _plant_several(self) -> None:
+        """Call with several constants in turn, for conditions that neighbouring elements have to fulfil together."""
+        turns = branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
+        for constants in turns if len(turns) > 1 else ():
+            answer = self._call(inputs.IN_TURN, counters=True, constants=constants)
+            self._compare_with_previous(self.answers[-2], answer)
+
+    def _plant_unmet(self) -> None:
+        """Plant the constants of comparisons that still had the same result in all calls, until they have another."""
+        for constants in branches.rotations(self.outcomes.unmet_constants(), MOST_CONSTANTS):
+            # Constants in most elements are drawn twice, since conditions at two places seldom hold in one draw.
+            for kind in (*inputs.DIRECTED, inputs.MOST):
+                if constants[0] not in self.outcomes.unmet_constants():
+                    break
+                answer = self._call(kind, counters=True, constants=constants)
+                self._compare_with_previous(self.answers[-2], answer)
 
     def _planted_constants(self, kind: str) -> list[tuple[float, ...]]:
         """The constants to plant in each call of a kind. For the kind "constants" there is one call for each constant

@@ -7,8 +7,9 @@ The kinds of values are:
 - ``zero rows`` (zeros at the start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and
   ``constants`` (with which the kernels compare loaded values): normal numbers with such values planted in them, for
   which a source may have a shortcut;
-- ``DIRECTED``: normal numbers with a constant in half of the elements, in the other half, or in most. These are for
-  comparisons that had the same result on all other kinds.
+- ``IN_TURN``: several constants in all elements, one after the other, for conditions on neighbouring elements;
+- ``DIRECTED``: normal numbers with a constant in half of the elements, in the other half, or in most, or with numbers
+  near it in all elements. These are for comparisons that had the same result on all other kinds.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ from kernelproof.grading.formats import Array, Format
 KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
 )  # fmt: skip
-DIRECTED = ("constants in one half", "constants in the other half", "constants in most")
+IN_TURN = "constants in turn"
+HALVES = ("constants in one half", "constants in the other half")
+# Numbers slightly above the constant in one half and below it in the other, for comparisons by order.
+SIDES = ("numbers above and below constants", "numbers below and above constants")
+MOST = "constants in most"
+DIRECTED = (*HALVES, *SIDES, MOST)
+SIDE = 1 / 64  # relative distance of the numbers of ``SIDES``, which every type distinguishes
 MOST_SHARE = 0.9  # share of the elements in "most", so that two conditions are likely to hold at the same time
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
-SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
+SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", IN_TURN, *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
 SHORTCUTS = ("zeros", "ones", "zero rows", "identity")
 # Kinds for which sums of products are exact.
@@ -58,12 +65,12 @@ def draw(
     for item in contract.inputs:
         values = _values(item, kind, shape, rng)
         if item.format.is_float and not item.low:
-            values = _with_planted_values(values, kind, rng, constants)
+            values = planted(values, kind, rng, constants)
         out[item.name] = item.format.bits(values)
     return out
 
 
-def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float]) -> Array:
+def planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float] = ()) -> Array:
     """The values of an input with those of its kind planted in them. Changes ``values``."""
     match kind:
         case "zero rows":
@@ -80,12 +87,22 @@ def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, con
             for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // PLANTED_PART))):
                 flat[place] = constants[number % len(constants)]
             flat[:START_ELEMENTS] = flat[-1] = constants[0]
-        case "constants in one half" | "constants in the other half":
-            half = np.random.default_rng(values.size).random(values.shape) < 0.5
-            values[half == (kind == DIRECTED[0])] = constants[0]
-        case "constants in most":
+        case _ if kind == IN_TURN:
+            values = np.resize(constants, values.shape)
+        case _ if kind == MOST:
             values[rng.random(values.shape) < MOST_SHARE] = constants[0]
+        case _ if kind in HALVES:
+            values[half_of(values, kind == HALVES[0])] = constants[0]
+        case _ if kind in SIDES:
+            step = abs(constants[0]) * SIDE
+            values = constants[0] + np.where(half_of(values, kind == SIDES[0]), step, -step)
     return values
+
+
+def half_of(values: Array, is_first: bool) -> Array:
+    """A mask of a random half of all elements or, if ``is_first`` is False, of all others: the same ones in every call
+    for arrays of a shape."""
+    return np.asarray((np.random.default_rng(values.size).random(values.shape) < 0.5) == is_first)
 
 
 def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:

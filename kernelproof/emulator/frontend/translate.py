@@ -40,7 +40,7 @@ from kernelproof.emulator.frontend.instruction import (
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces, read_flags
 from kernelproof.emulator.frontend.product_grids import join_products
-from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Pair, Reg, Variable
+from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Function, Instr, Module, Pair, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.machine.execution import KernelFunction
 from kernelproof.emulator.machine.scheduler import BLOCKED, DONE
@@ -345,7 +345,8 @@ class _Translator:
             d = d.first if isinstance(d, Pair) else d
             assert isinstance(d, Reg)
             truth = e.raw(d, e.bits(d.name)) if ins.base == "set" else e.predicate(d)
-            e.line(f"M.launch.counters.comparison({truth.text}, {e.lanes()})")
+            operands = [e.raw(operand, 8 * TYPE_BYTES[ins.parts[-1]]).text for operand in ins.operands[1:3]]
+            e.line(f"M.launch.counters.comparison({truth.text}, ({', '.join(operands)},), {e.lanes()})")
 
     # --- the end of a block ---
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,21 @@ class Banks:
         return self.wavefronts - self.ideal
 
 
+@dataclass
+class Comparison:
+    """What an instruction that compares loaded values did: its ``outcomes`` (True, False or both), and by operand the
+    bits of its only value, or None if it had several."""
+
+    outcomes: set[bool] = field(default_factory=set)
+    operands: dict[int, int | None] = field(default_factory=dict)
+
+    def add(self, outcomes: Iterable[bool], operands: Mapping[int, int | None]) -> None:
+        """Add further executions."""
+        self.outcomes.update(outcomes)
+        for number, bits in operands.items():
+            self.operands[number] = bits if self.operands.get(number, bits) == bits else None
+
+
 class Counters:
     """Counters of one launch.
 
@@ -49,12 +65,12 @@ class Counters:
       ``tcgen05_flops``. ``mbarrier_waits`` per warp.
     - ``bulk_boxes`` that were copied, and the bytes loaded and stored. ``bulk_delivered_bytes`` counts each destination
       of a multicast.
-    - ``outcomes``: instruction -> the outcomes (True, False or both) of its comparisons of loaded values.
+    - ``comparisons``: instruction -> its comparisons of loaded values.
     """
 
     def __init__(self, block_opcodes: list[dict[str, int]], sites: list[Site]) -> None:
         self.block_opcodes, self.sites = block_opcodes, sites
-        self.outcomes: dict[Site, set[bool]] = {}
+        self.comparisons: dict[Site, Comparison] = {}
         self.shared_banks: dict[str, Banks] = {}
         self.global_traffic: dict[str, Traffic] = {}
         self.block_runs: dict[int, int] = {}
@@ -97,13 +113,16 @@ class Counters:
         warps = size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
 
-    def comparison(self, truth: Any, m: Mask, site: int) -> None:
-        """Record the outcomes of a comparison of loaded values for the lanes of ``m``: whether ``truth``, which may be
-        one number for all lanes, is not zero."""
-        outcomes = self.outcomes.setdefault(self.sites[site], set())
-        if len(outcomes) < 2:
-            lanes = np.asarray(truth) != 0
-            outcomes.update(np.unique(lanes if m is None or lanes.ndim == 0 else lanes[m]).tolist())
+    def comparison(self, truth: Any, operands: tuple[Any, ...], m: Mask, site: int) -> None:
+        """Record a comparison of loaded values for the lanes of ``m``: whether ``truth`` is not zero, and the bits of
+        the ``operands``. All of these may be one number for all lanes."""
+        found = self.comparisons.setdefault(self.sites[site], Comparison())
+        if len(found.outcomes) < 2:
+            found.add(np.unique(_active(np.asarray(truth) != 0, m)).tolist(), {})
+        for number, operand in enumerate(operands):
+            if found.operands.get(number, 0) is not None and (lanes := _active(np.asarray(operand), m)).size:
+                first = lanes.reshape(-1)[0]
+                found.add((), {number: int(first) if (lanes == first).all() else None})
 
     def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
         """Count a shared-memory access. Hardware serves 8 lanes at a time if each accesses 16 bytes, 16 lanes for 8
@@ -180,3 +199,8 @@ class Counters:
             "unique_bytes": self.unique_bytes,
             "opcodes": instructions,
         }
+
+
+def _active(values: Array, m: Mask) -> Array:
+    """The values of the lanes of ``m``; one value for all lanes stays one."""
+    return values if m is None or values.ndim == 0 else values[m]

@@ -14,6 +14,7 @@ from kernelproof.emulator import Buffer, LaunchResult, Memory, Options, Report, 
 from kernelproof.emulator import Device as Chip
 from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.memory.tensors import host_bytes
+from kernelproof.grading import branches
 from kernelproof.grading.benchmarks.cuda_face import note_work
 from kernelproof.grading.benchmarks.ledger import Ledger, address
 from kernelproof.grading.constants import compared_constants
@@ -25,7 +26,8 @@ class RoomDevice(SessionHooks):
     """The memory in which torch's storages have buffers, and the launches on it.
 
     ``obstacles``: why something could not be executed; a solution may have caught the exception, so it is kept here.
-    ``constants``: the numbers with which executed kernels compare values. ``storages``: the buffer and a tensor of each
+    ``constants``: the numbers with which executed kernels compare values. ``outcomes``: the results of comparisons of
+    loaded values. ``storages``: the buffer and a tensor of each
     storage, by address. ``pointer_tensors``: tensors whose address Python code has asked for.
     """
 
@@ -36,6 +38,7 @@ class RoomDevice(SessionHooks):
         self.reports: list[Report] = []
         self.obstacles: list[str] = []
         self.constants: dict[float, None] = {}
+        self.outcomes = branches.Outcomes()
         self.storages: dict[int, tuple[Buffer, Any]] = {}
         self.pointer_tensors: dict[int, Any] = {}
 
@@ -45,7 +48,7 @@ class RoomDevice(SessionHooks):
         Each session has other clocks, SM numbers and errors of approximate functions, so that no solution is right only
         because of these.
         """
-        options = Options(environment=next(self.environments))
+        options = Options(counters=True, environment=next(self.environments))
         return Session(SessionPolicy(self.chip, options, check_outputs=False, hooks=self), self.memory)
 
     def draw_environments(self, seed: int) -> None:
@@ -114,14 +117,20 @@ class RoomDevice(SessionHooks):
         """Execute a launch and record which storages it read and wrote."""
         note_work()
         self._take_written_keys()
-        self.constants |= dict.fromkeys(compared_constants(launch.module.text))
         result = launch.execute()
+        self.note_comparisons(launch.module.text, result)
         # Every 64-bit word of the parameters that lies in a buffer counts as a pointer that the kernel reads.
         words = struct.unpack(f"<{len(launch.parameters) // 8}Q", launch.parameters[: len(launch.parameters) // 8 * 8])
         found = (self.memory.find(word - self.memory.base) for word in words)
         read = {self.key(buffer) for buffer in found if buffer is not None}
         self.ledger.add_launch(launch.kernel, read, self._take_written_keys())
         return result
+
+    def note_comparisons(self, ptx: str, result: LaunchResult) -> None:
+        """Record the constants in the comparisons of a launch's PTX, and the results of those of loaded values."""
+        self.constants |= dict.fromkeys(compared_constants(ptx))
+        assert result.counters is not None
+        self.outcomes.add({(result.kernel, site): item for site, item in result.counters.comparisons.items()})
 
     def note_copies(self, before: Iterable[int]) -> None:
         """Record buffers that were written without a launch, for example by copies of the runtime. Their origin is that

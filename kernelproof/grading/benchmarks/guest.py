@@ -191,7 +191,7 @@ class Guest:
         kernels ``launched``, and the ``work`` of the operators. ``lazy``: types of results that are no plain tensors.
         ``unjoined``: streams with work that nothing waited for. ``bare``: for each result, whether no kernel has a part
         in it. ``changed``: for each input, whether the solution changed it. ``constants``: those in comparisons of the
-        kernels.
+        kernels. ``unmet``: those in comparisons that had the same result in all calls, which ``remark`` lists.
         """
         assert self.solution is not None
         fresh = values.unpacked(request["inputs"], arrays)
@@ -219,7 +219,8 @@ class Guest:
             "kernels": sorted({self.ledger.launches[number] for number in origin.launches}),
             "launched": sorted(set(self.ledger.launches)), "operators": self.ledger.names(origin),
             "work": self.ledger.work(origin), "bare": [not item.launches for item in origins], "changed": changed,
-            "constants": list(self.device.constants),
+            "constants": list(self.device.constants), "unmet": self.device.outcomes.unmet_constants(),
+            "remark": self.device.outcomes.remark(),
         }  # fmt: skip
         return self._state(answer), out
 

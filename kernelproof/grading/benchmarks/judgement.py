@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kernelproof.checking import devices
+from kernelproof.grading import branches, inputs
 from kernelproof.grading import source as source_grading
 from kernelproof.grading.benchmarks import planting, wire
 from kernelproof.grading.benchmarks.absent import PACKAGES
@@ -36,6 +38,7 @@ MOST_REFERENCE_ERRORS = 4.0
 # How many constants of kernels are planted in inputs, and their largest magnitude. A kernel may be right only for
 # smaller values.
 MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
+MOST_PLANTED_DRAWS = 24  # of one case
 
 # Rules that a solution breaks whatever the sizes are. A finding by another rule may not occur on the stated sizes.
 SIZE_INDEPENDENT_RULES = {
@@ -95,6 +98,7 @@ class _Judge:
         self.remarks: list[str] = []
         self.case: dict[str, int] = {}
         self.draws: list[Draw] = []
+        self.planted: set[tuple[float, str]] = set()  # constants, with the kind of draws in which they come first
         self.stated = True  # whether the case is one that the benchmark states
 
     def run(self) -> None:
@@ -159,6 +163,7 @@ class _Judge:
             )
             self._require_success(opened)
             self.draws = []
+            self.planted.clear()
             # The numbers in seeds are arbitrary: they keep the draws of different seeds, and of one seed, apart.
             for number in range(2):
                 seed = self.limits.seed * 1000 + 17 + number
@@ -167,6 +172,9 @@ class _Judge:
                 if sum(item.bits.size for item in arrays) > self.task.most_elements:
                     return None
                 self.draws.append(Draw("normal", seed, drawn["inputs"], arrays, drawn["plain"]))
+            pairs = zip(*(draw.arrays for draw in self.draws), strict=True)
+            if arrays and all(np.array_equal(one.bits, other.bits) for one, other in pairs):
+                self.remarks.append("the reference makes the same inputs in every call, whose results can be known")
             rng = np.random.default_rng([self.limits.seed, 7])
             self.draws += list(planting.planted_draws(self.draws[1], rng))
             self.draws = [draw for draw in self.draws if self._expect(reference_room, draw)]
@@ -215,8 +223,13 @@ class _Judge:
             if not self._add_execution(answer):
                 return
             seen: list[tuple[Draw, list[wire.Tensor]]] = []
-            pending = [*self.draws, self.draws[0]]
-            while pending:
+            pending: list[Draw] = [*self.draws]
+            is_last = False
+            while not is_last:
+                if not pending:
+                    pending = self._with_unmet_constant(reference_room, answer.get("unmet"))
+                if is_last := not pending:
+                    pending = self.draws[:1]
                 draw = pending.pop(0)
                 answer, outputs = solution_room.ask("call", draw.arrays, inputs=draw.inputs, seed=draw.seed)
                 if not self._add_execution(answer):
@@ -231,6 +244,8 @@ class _Judge:
                 seen.append((draw, outputs))
                 if wrong:
                     return
+            if remark := answer.get("remark"):
+                self.remarks.append(str(remark))
         except RoomLost as error:
             if error.limit in ("time", "memory"):
                 raise NotJudgeable(f"the solution {error}") from None
@@ -238,10 +253,28 @@ class _Judge:
 
     def _with_constants(self, reference_room: Room, constants: Any) -> list[Draw]:
         """Draws in which the constants are planted with which the kernels that ran compare. Raises WrongInput."""
-        small = [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
+        turns = branches.rotations(_small(constants), MOST_PLANTED)
+        kinds = (*inputs.HALVES, *([inputs.IN_TURN] if len(turns) > 1 else ()))
+        draws = [self._with_planted(reference_room, kind, turn) for turn in turns for kind in kinds]
+        return [draw for draw in draws if draw is not None]
+
+    def _with_unmet_constant(self, reference_room: Room, constants: Any) -> list[Draw]:
+        """A draw with the constant of a comparison that had the same result in all calls, in a way in which it was not
+        planted before; none if there is no other way. Raises WrongInput."""
+        ways = [(number, kind) for number in _small(constants)[:MOST_PLANTED] for kind in inputs.DIRECTED]
+        for number, kind in ways:
+            if (number, kind) in self.planted or len(self.planted) >= MOST_PLANTED_DRAWS:
+                continue
+            if draw := self._with_planted(reference_room, kind, (number,)):
+                return [draw]
+        return []
+
+    def _with_planted(self, reference_room: Room, kind: str, constants: Sequence[float]) -> Draw | None:
+        """The first draw with planted constants; None if the reference is not defined for it. Raises WrongInput."""
+        self.planted.add((constants[0], kind))
+        draw = planting.with_constants(self.draws[0], kind, constants, np.random.default_rng(len(self.planted)))
         try:
-            draws = planting.with_constants(self.draws[0], small[:MOST_PLANTED])
-            return [draw for draw in draws if self._expect(reference_room, draw)]
+            return draw if self._expect(reference_room, draw) else None
         except RoomLost as error:
             raise _lost_reference(error) from None
 
@@ -384,6 +417,11 @@ class _Judge:
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Any) -> None:
         """Add a finding on the present case."""
         self.verdict.findings.append(Finding.of(rule, message, kernel, self.case, **evidence))
+
+
+def _small(constants: Any) -> list[float]:
+    """The constants of kernels, as a room reports them, that are planted in inputs."""
+    return [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
 
 
 def _numbers(tree: Any) -> list[int]:

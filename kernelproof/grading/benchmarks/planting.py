@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelproof.grading import inputs
 from kernelproof.grading.benchmarks import wire
 from kernelproof.grading.formats import FORMATS, Array
 
@@ -82,25 +83,17 @@ def _with_zeros_at_start(bits: Array) -> Array:
     return out.reshape(bits.shape)
 
 
-def with_constants(draw: Draw, constants: Sequence[float]) -> Iterator[Draw]:
-    """Yields, for each constant, a draw with the constant in a random half of all elements, and one with it in the
-    other half."""
-    for number in constants:
-        for in_first in (True, False):
-            arrays = list(draw.arrays)
-            for place in _places(draw):
-                arrays[place] = _with_constant(arrays[place], number, in_first)
-            yield replace(draw, kind="constants", arrays=arrays)
+def with_constants(draw: Draw, kind: str, constants: Sequence[float], rng: np.random.Generator) -> Draw:
+    """A draw with constants planted in all inputs. ``kind``: ``inputs.IN_TURN`` or one of ``inputs.DIRECTED``."""
+    arrays = list(draw.arrays)
+    for place in _places(draw):
+        item = arrays[place]
+        values = inputs.planted(np.array(item.values(), np.float64), kind, rng, constants)
+        arrays[place] = item._replace(bits=FORMATS[_FORMATS[item.type]].bits(values).view(item.bits.dtype))
+    return replace(draw, kind=kind, arrays=arrays)
 
 
 def _places(draw: Draw) -> list[int]:
     """The numbers of the arrays that may be changed."""
     numbered = enumerate(zip(draw.arrays, draw.plain, strict=True))
     return [n for n, (item, is_plain) in numbered if is_plain and item.is_float and item.bits.size > 1]
-
-
-def _with_constant(item: wire.Tensor, number: float, in_first: bool) -> wire.Tensor:
-    """The array with the constant in one of two disjoint random halves of its elements, the first or the second."""
-    first = np.random.default_rng(item.bits.size).random(item.bits.shape) < 0.5
-    constant = FORMATS[_FORMATS[item.type]].bits(np.array(number)).view(item.bits.dtype)
-    return item._replace(bits=np.where(first == in_first, constant, item.bits))

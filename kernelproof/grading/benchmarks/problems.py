@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,6 +121,31 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed % (1 << 32))  # references use NumPy's old generator
 
 
+@contextmanager
+def seeds_shifted(seed: int) -> Iterator[None]:
+    """Add ``seed`` to every seed that a reference sets itself, since it would draw the same inputs for all calls, and a
+    solution could know their results."""
+    setters: list[tuple[Any, str]] = [
+        (torch, "manual_seed"), (torch.cuda, "manual_seed"), (torch.cuda, "manual_seed_all"), (random, "seed"),
+        (np.random, "seed"),
+    ]  # fmt: skip
+    originals = [getattr(module, name) for module, name in setters]
+
+    def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def setter(own: Any = None, *more: Any) -> Any:
+            return original((own + seed) % (1 << 32) if isinstance(own, int) else own, *more)  # NumPy's have 32 bits
+
+        return setter
+
+    try:
+        for (module, name), original in zip(setters, originals, strict=True):
+            setattr(module, name, shifted(original))
+        yield
+    finally:
+        for (module, name), original in zip(setters, originals, strict=True):
+            setattr(module, name, original)
+
+
 class KernelBench:
     """A reference with ``Model``, ``get_inputs`` and ``get_init_inputs``; robust-kbench adds ``forward_fn``.
 
@@ -137,7 +163,8 @@ class KernelBench:
 
     def inputs(self, seed: int) -> list[Any]:
         seed_all(seed)
-        return list(self.module.get_inputs())
+        with seeds_shifted(seed):
+            return list(self.module.get_inputs())
 
     def outputs(self, inputs: Sequence[Any], seed: int) -> Any:
         seed_all(seed)

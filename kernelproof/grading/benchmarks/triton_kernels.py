@@ -12,7 +12,6 @@ from kernelproof.emulator import Device, EmulatorError, Options, Program
 from kernelproof.grading.benchmarks.cuda_face import note_work
 from kernelproof.grading.benchmarks.device import RoomDevice
 from kernelproof.grading.benchmarks.ledger import address
-from kernelproof.grading.constants import compared_constants
 from kernelproof.triton_emulation.session import TritonSession
 
 
@@ -20,7 +19,7 @@ class RecordedTriton(TritonSession):
     """A Triton session that is open as long as the room. Its obstacles and constants are added to the room's device."""
 
     def __init__(self, chip: Device, device: RoomDevice) -> None:
-        super().__init__(chip, None, False, Options())
+        super().__init__(chip, None, False, Options(counters=True))
         self.room, self.ledger = device, device.ledger
 
     def launch(
@@ -28,13 +27,15 @@ class RecordedTriton(TritonSession):
     ) -> None:
         """Run a compiled kernel and record which storages it may have written."""
         note_work()
-        self.room.constants |= dict.fromkeys(compared_constants(program.module.text))
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             try:
                 super().launch(program, source, metadata, grid, args)
             except EmulatorError as error:
                 self.room.obstacles.append(str(error))
                 raise
+        if not self.launches:
+            return  # an empty grid
+        self.room.note_comparisons(program.module.text, self.launches[-1].result)
         (kernel,) = program.kernels
         places = [arg for arg, kind in zip(args, source.signature.values(), strict=False) if kind != "constexpr"]
         read_only = program.read_only(kernel, self.options.counters)

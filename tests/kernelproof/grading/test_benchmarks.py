@@ -245,6 +245,52 @@ def test_robust_kbench(folder: Path) -> None:
     assert "wrong-value" in judged(text.replace("* 2.f", "* 2.1f"), folder / "func_forward.py").rules
 
 
+CONTENT = {
+    "a constant in memory": "x[0] == table[n % 2]",
+    "neighbouring constants": "x[0] == 0.12345f && x[1] == 0.5f",
+    "a limit": "x[0] > 7.5f",
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", CONTENT)
+def test_conditions_on_the_content_are_met(folder: Path, condition: str) -> None:
+    start, end = solutions.HONEST.index("#include"), solutions.HONEST.index("torch::Tensor by_torch")
+    text = "__constant__ float table[2] = {0.625f, 0.3125f};\n" + solutions.HONEST[start:end]
+    text += 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &launch); }\n'
+    text = text.replace("* 2.f;", f"* ({CONTENT[condition]} ? 3.f : 2.f);")
+    verdict = judged(text, folder / "func_forward.py")
+    assert any("inputs" in item.evidence for item in verdict.findings if item.rule == "wrong-value"), str(verdict)
+
+
+SEEDED = """
+import random
+import numpy as np
+import torch
+
+def get_inputs():
+    torch.manual_seed(42)
+    random.seed(42)
+    np.random.seed(42)
+    return [torch.randn(3), torch.tensor(random.random()), torch.tensor(np.random.rand())]
+
+class Model(torch.nn.Module):
+    pass
+"""
+
+
+def test_seeds_that_a_reference_sets_do_not_make_its_inputs_known() -> None:
+    torch = pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import problems
+
+    problem = problems.KernelBench(SEEDED, {}, {}, 0)
+    first, second, again = (problem.inputs(seed) for seed in (17, 18, 17))
+    for one, other, same in zip(first, second, again, strict=True):
+        assert not torch.equal(one, other)
+        assert torch.equal(one, same)
+
+
 @pytest.mark.slow
 def test_without_torch_it_says_so(folder: Path) -> None:
     program = (
