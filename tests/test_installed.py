@@ -30,6 +30,7 @@ NEEDS = {
     "gpu": "a GPU", "torch": "torch", "mcp": "the package mcp", "network": "a server, or files that are fetched",
     "checkout": "files of the checkout that the wheel does not have", "slow": "more than ten seconds",
 }  # fmt: skip
+# What may differ from the page (times, paths), and what must not: numbers, sizes such as 64_64 and hyphenated names.
 TIME = re.compile(r"\d+(?:\.\d+)? (?:s|ms|us|seconds|minutes)\b")
 PATH = re.compile(r"(?:^|(?<=[\s(]))[/~]\S+")
 FIGURE = re.compile(r"\d+(?:\.\d+)*(?:[_x:-]\w+)*|[A-Za-z]\w*(?:[-_]\w+)+")

@@ -1,4 +1,7 @@
-"""Declares the structures and functions of cudal2gen.h for ctypes."""
+"""Declares for ctypes the structures and functions of cudal2gen.h, the C interface of packs.
+
+That header describes each field. The structures' names here lack its prefix ``cudal2gen_``.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ _INT, _POINTER, _LONG = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
 
 
 class Fusion(ctypes.Structure):
+    """Which parts a fusion has: flags and codes."""
+
     _fields_ = [(name, _INT) for name in ("alpha", "bias", "residual", "aux", "activation", "gate")]
 
 
 class Problem(ctypes.Structure):
+    """The problem of a query or call."""
+
     _fields_ = [
         *((name, _INT) for name in ("acc", "layout", "m", "n", "k", "prefer", "ab", "d")),
         ("fusion", Fusion),
@@ -21,6 +28,8 @@ class Problem(ctypes.Structure):
 
 
 class Operands(ctypes.Structure):
+    """The further operands of fusions and batches."""
+
     _fields_ = [
         *(("bias", _POINTER), ("c", _POINTER), ("ldc", _INT)),
         *(("alpha", ctypes.c_float), ("beta", ctypes.c_float)),
@@ -31,16 +40,21 @@ class Operands(ctypes.Structure):
 
 
 class Answer(ctypes.Structure):
+    """What a query answers."""
+
     _fields_ = [("kernel", ctypes.c_char_p), ("speedup", ctypes.c_double), ("workspace_bytes", _LONG)]
 
 
 class Call(ctypes.Structure):
+    """The matrices, operands and memory of a call."""
+
     _fields_ = [
         *((name, kind) for matrix in "abd" for name, kind in ((matrix, _POINTER), (f"ld{matrix}", _INT))),
         *(("operands", _POINTER), ("workspace", _POINTER), ("workspace_bytes", _LONG), ("stream", _POINTER)),
     ]
 
 
+# The function that enqueues the vendor's product, and the types of A, B and D with their leading dimensions.
 Vendor = ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER)
 MATRICES = (_POINTER, _INT) * 3
 

@@ -18,6 +18,7 @@ from cudal2gen.kernel import FAMILIES, Record
 from tests.cudal2gen.paths import PATHS
 
 FILE = Path(__file__).parent / "golden" / "covering.txt"
+# Names of paths: those that cover every branch, and the further ones that cover every value of a field.
 BRANCHES, _VALUES = (part.splitlines() for part in FILE.read_text().split("\n\n"))
 COVERING = [*BRANCHES, *_VALUES]
 DATA = ("gpu", "m", "n", "k")  # fields that may have any value
@@ -32,10 +33,13 @@ def branches(text: str) -> Iterator[tuple[int, str]]:
 
 
 def marked(name: str, text: str) -> tuple[str, list[str]]:
-    """The template with marks that report which of its branches are taken, and the names of all marks."""
+    """The template with marks that report which of its branches are taken, and the names of all marks.
+
+    A mark is a call of ``took`` behind each tag. An if without else gets an else with a mark, "not so".
+    """
     marks: list[str] = []
     out: list[str] = []
-    end, has_else = 0, []
+    end, has_else = 0, []  # the end of the last tag, and of each open if, whether its else was met
     for start, tag in branches(text):
         line = text.count("\n", 0, start) + 1
         kind = re.match(r"{%-?\s*(\w+)", tag)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cudal2gen.operators.call_native import MemoryPlace
 
-STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
+STREAM, OTHER_STREAM = 0xABC0, 0xDEF0  # invented addresses of the device's own stream and of another one
 
 
 class Streams(emulator.Session):
@@ -38,6 +38,7 @@ class Streams(emulator.Session):
         self.later: list[Callable[[], None]] = []
 
     def launch(self, words: Any) -> int:
+        """Executes a launch, whose stream is ``words[9]``. On another stream, what it writes is put off."""
         if int(words[9]) == STREAM:
             return super().launch(words)
         before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
@@ -51,6 +52,7 @@ class Streams(emulator.Session):
 
 
 def _put(buffer: emulator.Buffer, content: Any) -> None:
+    """Replaces a buffer's bytes."""
     buffer.bytes()[:] = content
 
 
@@ -69,7 +71,11 @@ def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
 
 
 class EmulatedDevice:
-    """A ``validator.device.VerdictDevice`` for a ``with`` statement. ``rounding``: how its tensor cores round."""
+    """A ``validator.device.VerdictDevice`` for a ``with`` statement.
+
+    ``record``: a kernel whose GPU is emulated. ``hazards``: whether the emulator looks for races. ``rounding``: how its
+    tensor cores round. ``holds``, ``checked``: how often ``hold`` and ``check`` were called.
+    """
 
     model = "emulated"
 

@@ -1,4 +1,4 @@
-"""A stand-in for a card, for rehearsals: the emulator executes kernels, and a stand-in clock gives times.
+"""A stand-in for a card, for rehearsals of measurements: the emulator executes kernels, and times are invented.
 
 ``CUDAL2GEN_GPU=tests.cudal2gen.rehearsal:H200`` stands for the CUDA device in every command; ``H100`` is the other
 card. Names and clocks are the cards', so that records, stores and plans are those of the real day; what it stores says
@@ -55,36 +55,44 @@ class Rehearsal(gpu.Gpu):
 
     @property
     def facts(self) -> CardFacts:
+        """The facts that a driver would report of the card."""
         model = chips.model_of(self.CARD)
         assert model is not None
         return CardFacts.of(self.CARD, GPUS[model].capability.number, GPUS[model].sms)
 
     @property
     def capability(self) -> tuple[int, int]:
+        """The compute capability."""
         return self._emulated.capability
 
     @property
     def name(self) -> str:
+        """The driver's name for the card."""
         return self.CARD
 
     @property
     def runtime_library(self) -> Path:
+        """The emulator's CUDA runtime."""
         return emulator.runtime_path()
 
     @property
     def environment(self) -> Environment:  # type: ignore[override]
+        """The environment of measurements, whose id begins with ``rehearsal``."""
         mhz, bits = self.MEMORY
         facts = {"gpu": self.model, "name": self.CARD, "max_memory_mhz": mhz, "memory_bus_bits": bits}
         identity = {"id": f"rehearsal-{self.model}", "l2_bytes": self._emulated.l2_bytes}
         return ENVIRONMENT.model_copy(update=identity | facts)
 
     def reading(self) -> CardReading:
+        """Invented clocks in MHz, watts and degrees Celsius."""
         return CardReading(1755, self.MEMORY[0], 650.0, 60, frozenset())
 
     def stream(self) -> int:
+        """The handle of the device's stream."""
         return STREAM
 
     def empty(self, *shape: int) -> torch.Tensor:
+        """An fp16 tensor in the emulator's memory."""
         return allocate(self._memory, *shape)
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
@@ -105,10 +113,12 @@ class Rehearsal(gpu.Gpu):
         """Does nothing: launches on this stream are done when they return."""
 
     def wait(self) -> None:
+        """Raises RuntimeError if a launch has failed; launches are done when they return."""
         if self._session.errors:
             raise RuntimeError(f"CUDA error: {self._session.errors[0]}")
 
     def synchronize(self) -> None:
+        """Does what was launched on other streams, and takes ``SYNCHRONIZE_US``."""
         for step in self._session.later:
             step()
         self._session.later.clear()
@@ -125,6 +135,7 @@ class Rehearsal(gpu.Gpu):
         return replay
 
     def elapsed_us(self, run: Call, before: Callable[[], None]) -> float:
+        """The time that ``run`` takes by the clock, at least ``LAUNCH_US``."""
         before()
         start = self._time
         run()
@@ -133,19 +144,26 @@ class Rehearsal(gpu.Gpu):
         return (self._time - start) * 1e6
 
     def evict(self) -> None:
+        """Takes 45 us, about as long as a write of an L2 cache."""
         self._time += 45e-6
 
     def now(self) -> float:
+        """The seconds of the clock, of which reading it takes 1 us."""
         self._time += 1e-6
         return self._time
 
     def sleep(self, seconds: float) -> None:
+        """Advances the clock."""
         self._time += seconds
 
 
 class H200(Rehearsal):
+    """The H200."""
+
     CARD, MEMORY = "NVIDIA H200", (3201, 6144)
 
 
 class H100(Rehearsal):
+    """The H100 with HBM3."""
+
     CARD, MEMORY = "NVIDIA H100 80GB HBM3", (2619, 5120)

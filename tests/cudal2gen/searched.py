@@ -11,8 +11,6 @@ from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question
 
 SMALL = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=512, k=256)
-
-
 AMPERE = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
 
 
@@ -40,7 +38,8 @@ def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question
 
 
 class Scripted:
-    """A proposer that proposes the items of a list, like a language model's answers."""
+    """A proposer that proposes the items of a list, like a language model's answers. ``observed``: the number of trials
+    that it was told."""
 
     name = "scripted"
 
@@ -48,14 +47,16 @@ class Scripted:
         self.queue, self.observed = list(proposals), 0
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
+        """The next ``count`` proposals of the list, fewer at its end."""
         answer, self.queue = self.queue[:count], self.queue[count:]
         return answer
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
+        """Counts the trials."""
         self.observed += len(trials)
 
 
 def incumbent() -> Record:
-    """The slowest candidate, so that another one improves on it."""
+    """The slowest candidate of ``SMALL`` in the modelled environment, so that another one improves on it."""
     records = space.candidates(SMALL).records
     return records[int(ModelEnvironment(seed=5).true_us(records).argmax())]

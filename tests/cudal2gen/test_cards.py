@@ -39,10 +39,12 @@ from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurement
 
 __all__ = ["device", "store"]  # fixtures
 pytestmark = pytest.mark.torch
+# Records with code for a family of chips, and the capability of a later chip of the family.
 OF_FAMILIES = [(PATHS["tensor"], (10, 3)), (PATHS["warps"], (12, 1))]
 BUILT_AHEAD = [record for record, _ in OF_FAMILIES]
 
-# From NVIDIA's data sheets: the driver's name, the compute capability, and the SMs.
+# From NVIDIA's data sheets: the driver's name, the compute capability and the SMs; then the model whose records the
+# card takes.
 CARDS = [
     ("NVIDIA H100 80GB HBM3", (9, 0), 132, "h100"),
     ("NVIDIA H100 PCIe", (9, 0), 114, "h100"),
@@ -108,11 +110,13 @@ def test_a_part_of_a_card_is_another_card() -> None:
 
 
 def table(*kernels: TableKernel) -> Table:
+    """A pack's table of these kernels, each measured as twice as fast as torch."""
     rows = [packed.row(kernel.record, number, 2.0) for number, kernel in enumerate(kernels)]
     return Table(str(kernels[0].fields["gpu"]), list(kernels), rows)
 
 
 def kernel(record: object) -> TableKernel:
+    """A record's kernel in a table, with its name for a digest."""
     return TableKernel(record.name, record.model_dump(mode="json"))  # type: ignore[attr-defined]
 
 
@@ -175,6 +179,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     return pack.open_pack(packed.folder(measured, tmp_path_factory.mktemp("packs") / "a100"))
 
 
+# A card of no model, and the environment of measurements on it.
 A40 = CardFacts.of("NVIDIA A40", (8, 6), 84)
 ITS_ENVIRONMENT = A100.model_copy(
     update={"id": "a40", "gpu": "", "name": A40.name, "capability": "8.6", "sms": 84, "max_sm_mhz": 1740}
@@ -229,6 +234,8 @@ def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -
     assert pack.serving(facts, CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)) is None
 
 
+# A driver library with two cards. Its cases are attributes of a device: 75 and 76 are the compute capability's parts,
+# 16 the SMs, and 97 the bytes of shared memory that a block may have.
 DRIVER = """
 #include <string.h>
 int cuInit(unsigned flags) { return flags; }

@@ -19,7 +19,7 @@ from cudal2gen.tuner.search import Evaluation, Search, SearchLimits
 from scripts import campaign_time
 from scripts.campaign_time import Cluster, SearchPlan, Times
 
-EVALUATIONS, COUNT = 16, 1536
+EVALUATIONS, COUNT = 16, 1536  # of each search, and searches of a simulated campaign
 
 
 def problem(number: int) -> Problem:
@@ -29,7 +29,7 @@ def problem(number: int) -> Problem:
 
 @pytest.fixture(scope="module")
 def plans() -> list[SearchPlan]:
-    """Searches that differ in the times of their kernels. Sixteen are run, and the others repeat their jobs."""
+    """``COUNT`` searches that differ in the times of their kernels. Sixteen are run, the others repeat their jobs."""
     run = [campaign_time.plan(problem(number), EVALUATIONS) for number in range(16)]
     return [run[number % 16] for number in range(COUNT)]
 
@@ -37,6 +37,8 @@ def plans() -> list[SearchPlan]:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_64_gpus_are_busy_in_all_stages(plans: list[SearchPlan]) -> None:
+    """Of the campaign's tenths, the first and the last two are left out, in which searches begin and end; of a stage,
+    what comes after 95 % of its measurements."""
     cluster = campaign_time.simulate(plans, 64, Times(), 64 * ray_executor.AHEAD)
     assert cluster.utilisation() >= 0.9
     tenths = [cluster.utilisation(cluster.now * tenth / 10, cluster.now * (tenth + 1) / 10) for tenth in range(1, 8)]
@@ -102,6 +104,7 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     assert [learnt for _, learnt in runs] == [list(range(6))] * 4, "lessons are learnt in the problems' order"
     assert [trial.problem for trial in first] != [trial.problem for trial in others[0]], "searches take turns"
     assert all(by_problem(store) == by_problem(first) for store in others)
+    # Each of 6 searches makes 12 short trials, and times the 8 best again for longer, and 3 of them for longer still.
     assert len(first) == 6 * (12 + 8 + 3)
 
 

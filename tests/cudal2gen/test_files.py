@@ -38,6 +38,7 @@ def limited(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subproc
 
 
 def names(folder: Path) -> set[str]:
+    """The names of a folder's files."""
     return {path.name for path in folder.iterdir()}
 
 
@@ -63,6 +64,7 @@ def fill(target: Path, interruption: BaseException) -> None:
 
 
 def _umask() -> int:
+    """This process's umask, which can be read only by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -49,8 +49,8 @@ def activated(z: Any, activation: str) -> Any:
 
 
 def close(own: Any, reference: Any, scale: float = 1.0) -> None:
-    """Checks that two tensors agree within four roundings of the first one's type. ``scale``: the magnitude of numbers
-    whose roundings count for small results as well."""
+    """Checks that two tensors agree within four roundings of the first one's type. ``scale``: the magnitude of the
+    numbers that were added up, as a result near zero has their rounding errors, too."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
     torch.testing.assert_close(own.double(), reference.double(), rtol=4 * unit, atol=4 * unit * scale)
 
@@ -139,6 +139,7 @@ def test_swiglu_and_its_derivative() -> None:
 
 
 def test_transforms_and_second_derivatives() -> None:
+    # In fp64, so that second derivatives may be compared with the default tolerance.
     x, w1, w3, bias = normal(3, 8, dtype=torch.double), *(normal(8, 8, seed=s, dtype=torch.double) for s in (1, 2)), \
         normal(8, seed=3, dtype=torch.double)  # fmt: skip
 
@@ -307,14 +308,13 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
 
 # --- kernels with a gate, and kernels that also store the sums ---
 
-WITH_AUX = "bias_n+aux+silu"
-# Kernels of gated pairs and kernels that also store the sums Z (aux), for fp16 and bf16.
+WITH_AUX = "bias_n+aux+silu"  # aux: the kernel also stores Z, the sums before the activation
 GATES = [
     record(fusion, ab=ab, **(WIDE_TILE if "gate" in fusion else {}))
     for ab in ("f16", "bf16")
     for fusion in (GATED, f"aux+{GATED}", WITH_AUX, "aux+silu")
 ]
-ANY_D = record("bias_n+aux+relu", **STRAIGHT)
+ANY_D = record("bias_n+aux+relu", **STRAIGHT)  # stores rows of D that start anywhere
 
 
 @pytest.fixture(scope="module")
@@ -437,6 +437,8 @@ def empty(like: Any, *shape: int) -> Any:
 
 
 def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    """One interleaved copy is kept for a pair of weights. It is made anew when a weight is changed in place, loaded or
+    replaced, and dropped with its weights."""
     derived.DERIVED.clear()
     x = half(device, 5, 64)
     weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (1, 2)]

@@ -31,6 +31,7 @@ from kernelproof.ground.version import __version__
 from tests.cudal2gen import measured
 from tests.cudal2gen.fuzzed import ANYTHING, VALUES, damaged, examples, limited, mutated, refusal
 
+# The lines of the shipped catalog, a few of them, and a line of a list of problems.
 LINES = (places.shipped("configs") / "kernels.jsonl").read_text().splitlines()
 RECORDS = LINES[::97]
 PROBLEM = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=64)
@@ -62,6 +63,7 @@ def test_lists_of_problems(line: bytes, tmp_path: Path) -> None:
     assert not message or message.startswith(f"{path}:")
 
 
+# A row of each kind that a store holds.
 CASE = Case(
     m=1, n=2, k=3, swizzle_stride=None, inputs="binary", compared="equality", max_error=0.0, allowed=None, ctas=1,
     findings=("race",),
@@ -112,6 +114,7 @@ def test_a_measurement_of_no_problem_is_left_out(name: str, value: object, tmp_p
         assert results.measurements(path).measurements == []
 
 
+# A line of a transcript, and a file of notes.
 EXCHANGE = Exchange(
     digest="d", problem="p", form="schema", messages=(), text="{}", tokens_in=1, tokens_out=1
 ).model_dump_json()

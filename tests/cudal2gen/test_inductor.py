@@ -46,7 +46,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 class Fast:
-    """Plans that take no time and return a constant; records the shapes of calls that ran them."""
+    """Stands for ``inductor._plan``: its plans take no time and give ``MARK``. ``rows``: the rows of x in each call."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

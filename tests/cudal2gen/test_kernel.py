@@ -57,7 +57,8 @@ def test_a_record_survives_the_round_trip_through_json(record: Record) -> None:
     assert set(json.loads(line)) == set(type(record).line_fields()) - neutral, "every other field is written out"
 
 
-# the field, a broken record, and the rule that the message must state
+# The field that the message names, the changes that make a record illegal, and the rule that the message states (a
+# pattern).
 ILLEGAL = [
     ("bm", {"bm": 100}, "multiple of 16\\*mma_repeat"),
     ("bn", {"bn": 48}, "multiple of 16\\*mma_repeat"),
@@ -150,6 +151,7 @@ def test_the_direct_family_has_its_rules(changes: dict[str, object], rule: str) 
         parse(DIRECT | changes)
 
 
+# Changes of WGMMA: three consumers, and sums of slices over a cluster.
 THREE = {"consumers": 3, "bm": 192, "registers": [32, 160]}
 SPLIT = {"reduce": "cluster", "split_k": 2, "epilogue": "direct", "bn": 128, "atom_n": 128}
 ILLEGAL_WGMMA = [
@@ -303,6 +305,7 @@ ILLEGAL_SINGLE_SHOT = [
     ("k", {"k": 100}, "multiple of 8, rows along k start on 16 bytes"),
     ("n", {"n": 100, "layout": "nn"}, "multiple of 8, rows along n start on 16 bytes"),
 ]
+# The legal record to change, and a row of the tables above.
 ILLEGAL_RINGS = [
     (base, *row)
     for base, rows in (
@@ -463,7 +466,7 @@ def test_shared_memory_limits(gpu: str, limit: int) -> None:
     [("none", None, 1), ("single_intra_tile", None, 2), ("single", None, 2), ("multi", 2, 3), ("pingpong", None, 2)],
 )
 def test_registers_are_estimated_by_hand(kind: str, distance: int | None, fragments: int) -> None:
-    # 64 accumulators; a fragment of A has 4 blocks of 4 registers, one of B 8 of 2; 32 for addresses
+    # 64 accumulators; a fragment of A has 4 blocks of 4 registers, one of B 8 of 2; 32 are for addresses.
     assert multistage(**prefetch(kind, distance)).estimated_registers == 64 + fragments * (16 + 16) + 32
 
 
@@ -485,7 +488,7 @@ def test_derived_facts_by_hand() -> None:
     assert record.accumulator_registers == 64
     assert record.slices_n == 2
     assert record.ctas == 32 * 32
-    # 98304 + 1024 of 167936 bytes: one CTA on each of 108 SMs
+    # A CTA takes 98304 + 1024 of the SM's 167936 bytes: one CTA on each of 108 SMs.
     assert record.ctas_per_sm(168) == 1
     assert record.waves(168) == pytest.approx(1024 / 108)
     assert record.padding_waste == 0
@@ -557,6 +560,7 @@ def test_static_steps_are_those_of_the_swizzled_layout(record: Sm80Multistage) -
         if not static:
             continue
         vectors = (record.bk if along else extent) // 8
+        # Offsets are in vectors of 8 elements, so the swizzle's base is 3 bits lower than in elements.
         mask, down = ((1 << bits) - 1) << (base - 3 + shift), shift
 
         def offset(row: int, col: int, vectors: int = vectors, mask: int = mask, down: int = down) -> int:
@@ -564,6 +568,8 @@ def test_static_steps_are_those_of_the_swizzled_layout(record: Sm80Multistage) -
             return linear ^ ((linear & mask) >> down)
 
         steps = product(range(record.k_blocks), range(extent // step))
+        # ``fast``: what the template computes for k-block kb and step i from the offsets of the first ones. Along k, a
+        # k-block has two vectors of a row.
         for kb, i in steps:
             if along:
                 places = list(product(range(step), (0, 1)))

@@ -53,6 +53,7 @@ def limited_until(handler: Handler) -> None:
     limits(formatdate(time.time() + 120, usegmt=True))(handler)
 
 
+# By what is wrong with it: an answer of the server.
 FAULTS: dict[str, Step] = {
     "rate limit in seconds": limits("5"),
     "rate limit as a date": limited_until,
@@ -75,7 +76,11 @@ FAULTS: dict[str, Step] = {
 
 
 class Server:
-    """A server that answers with one fault after the other, each once, and then with proposals."""
+    """A server's script: one fault after the other, and then proposals.
+
+    ``faults``: those to come; the first one is every answer until ``advance``. ``raised``: those that were answered.
+    ``groups``: the next raster_group to propose, so that no proposal is made twice.
+    """
 
     def __init__(self) -> None:
         self.faults = list(FAULTS)
@@ -89,6 +94,7 @@ class Server:
         return proposes(("incumbent", {"raster_group": next(self.groups)}))(handler)
 
     def advance(self) -> None:
+        """Goes on to the next fault if the first one was answered."""
         if self.faults and self.faults[0] in self.raised:
             self.faults.pop(0)
 

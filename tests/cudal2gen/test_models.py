@@ -51,7 +51,7 @@ def model(llama: Any) -> Any:
     return llama.Llama(words=32, width=32, heads=2, blocks=1).half().eval()
 
 
-TOKENS = torch.arange(6)[None]
+TOKENS = torch.arange(6)[None]  # a batch of one sequence, the model's input
 
 
 # --- patch and unpatch ---

@@ -25,14 +25,20 @@ from tests.cudal2gen import idle_device  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+# The signatures of cudal2gen_launch_sized and of cudal2gen_launch_fused, and NumPy's types.
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 6)
 FUSED = ctypes.CFUNCTYPE(ctypes.c_int, *launcher._LAUNCH)
 NUMPY = {torch.float16: np.float16, torch.float32: np.float32}
 
 
 class Reference:
-    """Implements ``cudal2gen_launch_sized`` and ``_fused`` for C++ by NumPy. ``code``: the code that it returns.
-    ``fused``: the further operands of fused launches."""
+    """Implements ``cudal2gen_launch_sized`` and ``_fused`` for C++ by NumPy.
+
+    - ``layout``, ``d_type``: those of the next launches, which do not say them.
+    - ``code``: what launches return; 0 for success.
+    - ``fused``: the further operands of fused launches so far.
+    - ``streams``, ``workspaces``: the addresses that each launch so far was given.
+    """
 
     def __init__(self) -> None:
         self.function, self.fused_function = CALLBACK(self.launch), FUSED(self.launch_fused)
@@ -42,6 +48,7 @@ class Reference:
         self.workspaces: list[int | None] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Makes opened kernels tell C++ the addresses of these functions instead of the launcher's."""
         real = OpenKernel.sized_call
 
         def sized_call(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
@@ -57,6 +64,8 @@ class Reference:
         self, kernel: int, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, fused: int,
         workspace: int | None, stream: int,
     ) -> int:  # fmt: skip
+        """``cudal2gen_launch_fused``: A, B and D are addresses, ld in elements; ``fused`` is the address of a
+        ``Fused``, of which the bias of D's columns is added."""
         sizes = launcher.Sized(kernel, lda, ldb, ldd, m, n, k, launcher._Batches(1))
         code = self.launch(ctypes.addressof(sizes), a, b, d, workspace, stream)
         self.fused.append(launcher.Fused.from_buffer_copy(launcher.Fused.from_address(fused)))
@@ -65,6 +74,7 @@ class Reference:
         return code
 
     def launch(self, sized: int, a: int, b: int, d: int, workspace: int | None, stream: int) -> int:
+        """``cudal2gen_launch_sized``: ``sized`` is the address of a ``Sized``, A, B and D are addresses of matrices."""
         self.streams.append(stream)
         self.workspaces.append(workspace)
         if self.code:
@@ -82,7 +92,7 @@ class Reference:
 
 
 def matrix(address: int, dtype: Any, shape: tuple[int, int], ld: int, start: int) -> Any:
-    """The memory at an address as a matrix whose rows are ``ld`` elements apart."""
+    """The memory ``start`` elements after an address, as a matrix whose rows are ``ld`` elements apart."""
     rows, cols = shape
     count = (rows - 1) * ld + cols
     content = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(
@@ -102,11 +112,13 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Reference:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack of the idle device's kernels, without fusions."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
 
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> idle_device.IdleDevice:
+    """A device that accepts launches and computes nothing."""
     return idle_device.IdleDevice(tmp_path_factory.mktemp("runtime"))
 
 

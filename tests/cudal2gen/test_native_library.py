@@ -149,6 +149,8 @@ def test_a_pack_has_the_library(opened: pack.Pack) -> None:
     assert older.torch_library is None
 
 
+# A stand-in for the CUDA part of torch: streams are 1000 plus the device, and 100 more under a guard for it, whose end
+# is printed.
 CUDA = """
 #include <stdint.h>
 #include <stdio.h>
@@ -162,6 +164,7 @@ int aoti_torch_delete_cuda_guard(void* guard) {
 }
 int aoti_torch_cuda_add_Tensor(void* self, void* other, double alpha, void** sum) { return 1; }
 """
+# The program that makes calls on device 3, without and with a guard. Its arguments: that library and a pack.
 ON_CUDA = """
 import ctypes, sys
 import torch

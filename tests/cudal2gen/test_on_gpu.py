@@ -88,7 +88,8 @@ def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record
 
 
 def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
-    """The verdict of a kernel on the GPU. ``wrap`` may put an adversary around the opened kernel."""
+    """The verdict of a kernel on the GPU. ``wrap`` may put an adversary around the opened kernel: it is called with the
+    kernel and the function that allocates the GPU's memory."""
     record = subject.record
     return device.validate(
         card, record, subject.artifact.digest, lambda record: wrap(subject.open(card, record), card.empty)
@@ -105,6 +106,8 @@ def test_every_path_is_right(name: str, card: gpu.Gpu, subject: Any) -> None:
     assert verdict.on == card.model
 
 
+# Changes of a record for large problems: by default, with sums in fp32, in slices of k, and with a remainder in each
+# size.
 SQUARE = {"m": 4096, "n": 4096, "k": 4096}
 WIDE = SQUARE | {"bm": 128, "bn": 128, "bk": 32, "mma_repeat": [2, 2, 1], "stages": 4, "c_batch": 4}
 LARGE = [
@@ -113,7 +116,7 @@ LARGE = [
     WIDE | {"split_k": 4},
     WIDE | {"m": 4093, "n": 4091, "k": 4088, "padding": "predicate"},
 ]
-LONGER = {"acc": "f32", "k": 512}
+LONGER = {"acc": "f32", "k": 512}  # of the kernel that adversaries launch
 
 
 @pytest.mark.card
@@ -173,6 +176,7 @@ def test_work_on_another_stream_is_caught(adversary: type[Adversary], card: gpu.
     assert any("stream-order" in finding for finding in verdict.findings), verdict.findings
 
 
+# An instruction to leave out of the PTX, and a part of the finding that it causes.
 EDITS = {
     "a product left out": (re.compile(r"^\s*mma\.sync.*$", re.MULTILINE), "wrong-value"),
     "a store left out": (re.compile(r"^\s*st\.global.*$", re.MULTILINE), "unwritten-output"),
@@ -256,6 +260,7 @@ def test_the_launcher_refuses_with_the_same_codes(
     assert caught.value.code == code
 
 
+# A fact of the file kernel.launch, and a value that does not fit the kernel.
 FACTS = [("smem_bytes", "300000"), ("entry", "no_such_kernel"), ("threads", "2048"), ("threads", "96")]
 # More threads than __launch_bounds__ allow: CUDA's documentation does not name the error. The runtime may call it an
 # invalid value, an invalid configuration or a launch out of resources.
@@ -302,6 +307,7 @@ def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.SingleLaunch:
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)
 
 
+# A case for each tool that ran, and each tool's answer by its name.
 Sanitized = tuple[list[Case], dict[str, str]]
 SANITIZERS = 12  # at the same time; each is a process that mostly waits
 
@@ -352,7 +358,7 @@ def test_the_sanitizers_process_runs_alone(
     assert capsys.readouterr().out == f"{sanitizer.STARTED}\n"
 
 
-ROUNDED = ("single", "small direct")
+ROUNDED = ("single", "small direct")  # a path of each family for the A100
 
 
 @pytest.mark.parametrize("acc", ["f16", "f32"])

@@ -11,6 +11,7 @@ from cudal2gen.kernel import Record
 from tests.cudal2gen.paths import warps
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 
+# Kernels that add partial sums: of both consumers together, and of consumers that take turns.
 SUMS = warps(bm=64, bn=32, stages=2, split_k=4)
 IN_TURNS = warps(bm=64, bn=32, stages=2, consumers=2, schedule="pingpong", split_k=2, acc="f16")
 COVERED: dict[str, Record] = {"cooperative": SUMS, "in turns": IN_TURNS, "nn": warps(split_k=2, layout="nn", stages=2)}
@@ -18,13 +19,15 @@ BUILT_AHEAD = [*COVERED.values()]
 
 
 class Edit(NamedTuple):
-    """A change of the PTX: the first match of a pattern after another pattern, and its replacement."""
+    """A change of the PTX: the first match of a pattern after the first place of the text ``behind``, and its
+    replacement."""
 
     behind: str
     pattern: str
     instead: str
 
 
+# Texts behind which faults are: the wait for the other slices, the count of added vectors, and the sum of all slices.
 WAIT, COUNT, ADDED = "ld.acquire", "atom.relaxed", "cvt.rn.f16x2"
 # The key names the part of the protocol that has the fault.
 FAULTS: dict[str, Edit] = {

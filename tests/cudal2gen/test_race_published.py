@@ -63,6 +63,7 @@ void cuda_l2_h100_fp32(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_maj
   cudaDeviceSynchronize();
 }
 """
+# Part of a published text: its tile. The problem of the stand-in.
 TILE = "auto BM = Int<96>{}; \nauto BN = Int< 32 >{};\n  auto BK = Int<48>{};"
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64)
 

@@ -36,7 +36,8 @@ from tests.draws import drawn
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# One legal change of every field that must reach the text.
+# By field of code, which must reach the text: changes of the plain record that make the field's change legal, and that
+# change. A field of data must leave the text as it is.
 CODE_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f32"}),
     "ab": ({"acc": "f32"}, {"ab": "bf16"}),
@@ -76,7 +77,7 @@ DATA_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# The same for the other families, with changes of their own plain records.
+# The same for the other families, with changes of their own plain records. An empty change: ``hopper_pairs`` has one.
 SPLIT: dict[str, Any] = {"split_k": 2, "reduce": "workspace", "epilogue": "direct"}
 WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
@@ -176,7 +177,7 @@ def strict(fields: dict[str, Any]) -> Record:
 
 
 def pair(changes: dict[str, tuple[dict[str, Any], dict[str, Any]]], field: str) -> tuple[Record, Record]:
-    """Two legal records that differ in a field: the start of its change, and the changed record."""
+    """Two legal records that differ in a field of ``changes``: before the change and after it."""
     start, change = changes[field]
     before = multistage(**start)
     return before, strict(before.model_dump(mode="json") | change)
@@ -213,7 +214,7 @@ def test_a_data_field_leaves_the_text_as_it_is(field: str) -> None:
 
 
 def hopper_pairs() -> list[tuple[str, Record, Record]]:
-    """Records that differ in one code field and what it needs."""
+    """Pairs of records of other families that differ in a code field and what it needs, each with the field."""
     pairs: list[tuple[str, Record, Record]] = []
     for make, changes in (
         (wgmma, WGMMA_CODE),
@@ -229,7 +230,7 @@ def hopper_pairs() -> list[tuple[str, Record, Record]]:
 
 
 PAIRS = hopper_pairs()
-COMPILED_PAIRS = drawn(PAIRS, 6)
+COMPILED_PAIRS = drawn(PAIRS, 6)  # one in six, unless all are run
 BUILT_AHEAD = [record for _, before, after in COMPILED_PAIRS for record in (before, after)]
 
 
@@ -247,7 +248,7 @@ def test_a_code_field_of_hopper_changes_the_ptx(before: Record, after: Record) -
     ptx = []
     for record in (before, after):
         text = compiler.build([record])[0].ptx.read_text().replace(record.name, "name")
-        text = re.sub(rf"_ZN\d+{'name'}", "_ZNname", text)
+        text = re.sub(r"_ZN\d+name", "_ZNname", text)  # mangled names have the name's length
         ptx.append(re.sub(r"^\t\.(?:loc|file).*\n", "", text, flags=re.MULTILINE))
     assert ptx[0] != ptx[1]
 

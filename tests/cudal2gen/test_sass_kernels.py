@@ -15,7 +15,7 @@ from kernelproof.sass import Pipe, RegisterLiveness, access, pipe_use, register_
 from kernelproof.sass.registers import unread_instructions
 from tests.cudal2gen.paths import PATHS
 
-KERNELS = ("wgmma", "single f32")
+KERNELS = ("wgmma", "single f32")  # names in ``PATHS``
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,9 @@ def live_ranges(cubin: Path) -> list[tuple[set[str], set[str]]]:
     register."""
     command = [str(find_nvdisasm()), "-c", "-plr", "-lrm", "narrow", str(cubin)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # After the code, a line has a row of a table with a cell for each kind of register. A row with the kinds' names
+    # begins the table. The rows below it have the registers' numbers, one digit above the other; the last of them has a
+    # '#' before each cell's first register, above the counts of live registers. Other rows belong to instructions.
     kinds: list[str] = []
     heads: list[list[str]] = []
     rows: list[tuple[set[str], set[str]]] = []

@@ -138,6 +138,7 @@ def test_bytes_are_counted_by_type() -> None:
 
 # --- what is stored ---
 
+# The fields of a problem in rows that were stored before problems had types, and two such rows.
 OLD: dict[str, Any] = {"acc": "f32", "layout": "tn", "m": 64, "n": 64, "k": 128}
 ALGORITHM: dict[str, Any] = OLD | {
     "kind": "algorithm", "name": "card", "library": "lt", "blob": "", "workspace_bytes": 0, "candidates": 1, "rank": 0,
@@ -167,6 +168,7 @@ def test_keys_of_rows_carry_the_types() -> None:
     assert [(problem.ab, problem.d) for problem in problems] == TYPES
 
 
+# The pairs of (ab, d), and kernels of other types than fp16.
 TYPES = list(product(("f16", "bf16"), ("same", "f32")))
 PACKED = [
     small(**BF16_IN, padding="predicate", m=64, n=64, k=128),
@@ -194,12 +196,14 @@ def test_a_table_keeps_types_apart() -> None:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of the kernels of ``PACKED`` and one of fp16, each measured as faster than torch."""
     table = packed.table([*PACKED, packed.RECORDS["predicated"]], {0: 2.0, 1: 2.0, 2: 2.0})
     return packed.folder(table, tmp_path_factory.mktemp("typed") / "a100")
 
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
+    """An emulated device on which the test must cause no error."""
     with EmulatedDevice(PACKED[0]) as own:
         yield own
         assert own.session.errors == []
@@ -207,6 +211,7 @@ def device() -> Iterator[EmulatedDevice]:
 
 @pytest.fixture
 def kernels(device: EmulatedDevice, directory: Path) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher with the pack of ``directory``."""
     with emulated(OperatorDevice(device, "a100"), [pack.open_pack(directory)], prefer="kernel") as dispatcher:
         yield dispatcher
 

@@ -19,6 +19,7 @@ from kernelproof import emulator
 from tests.cudal2gen import idle_runtime
 from tests.cudal2gen.paths import ring, small
 
+# The sizes of all products, and the ways in which kernels use counters.
 M, N, K = 64, 64, 256
 TICKETS = small(split_k=2)
 SLICED = ring(split_k=2, reduce="workspace", pdl=True)
@@ -30,7 +31,8 @@ BLOCKS, COUNTERS = 64, 1024  # of counters.h
 
 
 class Product(NamedTuple):
-    """One product's matrices and workspace on the emulated device, and the expected D."""
+    """One product on the emulated device: the arguments of its launch but the stream, of which the last is its
+    workspace's address, and D with its expected value."""
 
     arguments: tuple[int, ...]
     d: emulator.Buffer
@@ -38,17 +40,19 @@ class Product(NamedTuple):
 
     @property
     def right(self) -> bool:
+        """Whether D has the expected numbers."""
         return bool((self.d.bytes().view(np.float16).reshape(M, N) == self.expected).all())
 
 
 class Bench:
-    """A kernel that is opened in a session."""
+    """A kernel that is opened in a session, and the emulated runtime that both use."""
 
     def __init__(self, session: emulator.Session, kernel: OpenKernel, memory: emulator.Memory) -> None:
         self.session, self.kernel, self.memory = session, kernel, memory
         self.runtime = ctypes.CDLL(str(emulator.runtime_path()))
 
     def product(self, seed: int) -> Product:
+        """A product of drawn matrices of 0 and 1 that has not been launched."""
         rng = np.random.default_rng(seed)
         a, b = (rng.integers(0, 2, size).astype(np.float16) for size in ((M, K), (N, K)))
         d = self.memory.upload(np.full((M, N), np.nan, np.float16), "output")
@@ -59,7 +63,7 @@ class Bench:
 
     @contextmanager
     def captured(self, stream: int) -> Iterator[list[int]]:
-        """Captures a stream. The list gets the executable graph."""
+        """Captures a stream in a ``with`` statement, whose end appends the executable graph's handle to the list."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         made: list[int] = []
         assert self.runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream), 0) == 0
@@ -69,10 +73,12 @@ class Bench:
         made.append(executable.value or 0)
 
     def replay(self, executable: int, stream: int) -> None:
+        """Launches an executable graph on a stream."""
         assert self.runtime.cudaGraphLaunch(ctypes.c_void_p(executable), ctypes.c_void_p(stream)) == 0
 
     @property
     def findings(self) -> list[str]:
+        """The kinds of the session's findings so far."""
         return [report.kind for report in self.session.reports]
 
 

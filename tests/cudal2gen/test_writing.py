@@ -34,7 +34,7 @@ from tests.cudal2gen import device_texts
 from tests.cudal2gen.chat_server import Server, Step, fails, says, serving
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 
-# Parts of the right kernel, and the unrolled loop by which the scripted model makes it faster.
+# Parts of the right kernel, and the unrolled loop by which the scripted model makes it faster. Answers change ``BASE``.
 LOOP = "  for (int at = pair; at < k; at += kStep) {\n"
 UNROLLED = f"#pragma unroll 4\n{LOOP}"
 SUMS = "  float sums[2][4] = {};\n"
@@ -76,6 +76,7 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
 
 # --- what a scripted model writes ---
 
+# Sums that begin with what another lane stored, and the right kernel's stores of D.
 REVERSED = "  const float zero = zeros[31 - threadIdx.x];\n  float sums[2][4] = {{zero}};\n"
 STORE = "  for (int i = 0; i < 8; ++i)\n    store"
 # The kernel with fp16 accumulators.

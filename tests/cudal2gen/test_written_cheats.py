@@ -14,13 +14,14 @@ from cudal2gen.tuner.writing.proof import CheckLimits
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.device_texts import gemm
 
+# Parts of the right kernel: its sums, before which cheats are put, and the word before which declarations are.
 SUMS = "  float sums[2][4] = {};\n"
-LARGE = "k > 4096"  # no check runs such a size
 ENTRY = 'extern "C"'
+LARGE = "k > 4096"  # no check runs such a size
 
 
 def begins(code: str, *edits: tuple[str, str]) -> str:
-    """The right kernel with code before its sums."""
+    """The right kernel with code before its sums, and with further edits: a text and what replaces it."""
     return gemm((SUMS, f"  {code}\n{SUMS}"), *edits)
 
 
@@ -29,6 +30,7 @@ def declares(declaration: str, code: str) -> str:
     return begins(code, (ENTRY, f"{declaration}\n\n{ENTRY}"))
 
 
+# D as 32-bit words, and a cast to pointers to 16-bit words.
 WORDS, SHORTS = "reinterpret_cast<unsigned*>(d)", "reinterpret_cast<short const*>"
 # By what the kernel does: its text, and the beginning of the finding.
 CHEATS: dict[str, tuple[str, str]] = {

@@ -20,6 +20,7 @@ from tests.kernelproof.grading import solutions
 from tests.packages import require
 
 yaml = require("yaml")
+# A right program, one with a race, and a test file that runs the latter.
 RIGHT = """
 __global__ void reverse(float *x) {
   __shared__ float tile[64];

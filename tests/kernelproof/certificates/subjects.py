@@ -1,4 +1,4 @@
-"""Kernels with contracts for tests: the multistage product of the emulator's tests, and sums of rows."""
+"""Kernels with contracts, for tests of certificates: a multistage product of matrices, and sums of rows."""
 
 from __future__ import annotations
 
@@ -88,10 +88,11 @@ class Subject(NamedTuple):
 
     @property
     def contract(self) -> KernelContract:
+        """The contract, as read from that file."""
         return load(self.path)
 
     def changed(self, before: str, after: str) -> Subject:
-        """The same kernel with another contract."""
+        """The same kernel with another contract: ``after`` stands for every ``before`` in its text."""
         assert before in self.text
         return Subject(self.ptx, self.text.replace(before, after))
 
@@ -104,6 +105,6 @@ def product() -> Subject:
 
 @cache
 def row_sum(before: str = "", after: str = "") -> Subject:
-    """The sums of rows, optionally with a changed text."""
+    """The subject of the sums of rows. In its CUDA text, ``after`` stands for every ``before``."""
     assert before in ROW_SUM_CODE
     return Subject(compiled_text(ROW_SUM_CODE.replace(before, after), "sm_80"), ROW_SUM)

@@ -11,7 +11,7 @@ from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.shared_memory import SharedMemory
 from kernelproof.certificates.slices import Partial
 
-LANES = np.arange(64)
+LANES = np.arange(64)  # of two warps
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Proves by which facts a role's stores are compared."""
+"""Proves which states of a role's stores to shared memory are equal: those of equal copies by equal lanes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import numpy as np
 
 from kernelproof.certificates.pipelines import Stores
 
-PLACES = np.arange(8)
+PLACES = np.arange(8)  # the elements of a small buffer
 
 
 def begun(*copies: tuple[int, int]) -> Stores:
-    """Memory that copies have written: each copy's lanes write two elements each, from a first address on."""
+    """The state after bulk copies have begun to read what was stored. A copy is its lane, and the first of the two
+    elements that it reads."""
     stores = Stores.none(8)
     stores.write(PLACES)
     stores.fence()
     stores.meet()
     for lane, first in copies:
         stores.begin(lane, PLACES[first : first + 2])
-    # This does not say which copy reads an address.
+    # So this array does not tell the copies' places.
     stores.read[:] = Stores.READING
     return stores
 

@@ -47,7 +47,8 @@ def _key(*parts: str) -> str:
 
 
 def _made(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
-    """The output of a compiler that runs in a folder; ``-o`` and the file are added to its command."""
+    """The file ``target``, which a compiler that runs in ``folder`` writes unless it is there; ``-o`` and the file are
+    added to its command."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(suffix=target.suffix, dir=target.parent)
@@ -77,7 +78,7 @@ def stored(text: str, name: str = "program.cu") -> Path:
 
 
 def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
-    """``kernels/NAME.cu`` as ``.ptx``, ``.cubin`` or ``.so``."""
+    """The file to which nvcc compiles ``kernels/NAME.cu``. ``suffix``: ``.ptx``, ``.cubin`` or ``.so``."""
     source = FIXTURES / f"{name}.cu"
     code = arch if suffix == ".cubin" else f"compute_{arch[3:]}"
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code={code}", *flags]
@@ -92,7 +93,7 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
 
 
 def compiled_text(code: str, arch: str) -> str:
-    """PTX with line information of a program of one file, ``example.cu``."""
+    """The PTX of a program of one file, ``example.cu``, with line information; ``arch`` is such as ``sm_80``."""
     # The source is stored next to its PTX, since findings read names of variables from it.
     source, number = stored(code, "example.cu"), arch[3:]
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{number},code=compute_{number}"]
@@ -109,7 +110,7 @@ def cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
 
 
 def library(code: str, *options: str) -> Path:
-    """A shared library of a program, linked by nvcc with these options."""
+    """The shared library of a program, which nvcc links with these options."""
     source, tools = stored(code), toolchain.discover()
     command = [str(tools.nvcc), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *map(str, tools.link_flags)]
     return _made(source.with_name(f"library-{_key(tools.nvcc_version, *command)}.so"), command, source.parent)

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# Warps of a program, words of shared memory that they access, and the most mbarriers (8 bytes each, before the words).
 WARPS, WORDS, BARRIERS = 3, 64, 24
+WORDS_AT = 512  # bytes from the start of shared memory
+THREADS = 32 * WARPS
+ALL = 0xFFFFFFFF  # the mask of all lanes
 # The ways in which lanes arrive at the address {at}, and wait for all {count} arrivals there.
 ARRIVE = {
     "mbarrier": "mbarrier.arrive.shared::cta.b64 _, {at};",
@@ -23,26 +27,31 @@ WAIT = {
     "released": "ld.acquire.cta.shared.u32 %x3, {at}; setp.ne.u32 %Q, %x3, {count}; @%Q bra {label};",
     "fenced": "ld.relaxed.cta.shared.u32 %x3, {at}; setp.ne.u32 %Q, %x3, {count}; @%Q bra {label}; fence.acq_rel.cta;",
 }
-THREADS = 32 * WARPS
-ALL = 0xFFFFFFFF
 
 
 @dataclass
 class Order:
-    """The vector clock of each thread: how many steps of every thread happen before its next one."""
+    """The vector clock of each thread: how many steps of every thread happen before its next one.
 
+    Parameters named ``threads`` are arrays of thread numbers.
+    """
+
+    # [thread, other]: the steps of the other thread that happen before the thread's next one.
     known: np.ndarray = field(default_factory=lambda: np.eye(THREADS, dtype=int))
     # Word -> accesses: thread, its step, whether it writes.
     accesses: list[list[tuple[int, int, bool]]] = field(default_factory=lambda: [[] for _ in range(WORDS)])
 
     def step(self, threads: np.ndarray) -> None:
+        """Begins a new step of each of the threads: what they did before is ordered by what comes now."""
         self.known[threads, threads] += 1
 
     def meet(self, threads: np.ndarray) -> None:
+        """Synchronises the threads: each knows what any of them knew."""
         self.known[threads] = self.known[threads].max(axis=0)
         self.step(threads)
 
     def released(self, threads: np.ndarray) -> np.ndarray:
+        """The clock that the threads' arrivals release: what any of them knew before it arrived."""
         clock: np.ndarray = self.known[threads].max(axis=0)
         self.step(threads)
         return clock
@@ -55,11 +64,13 @@ class Order:
         )
 
     def access(self, thread: int, word: int, writes: bool) -> None:
+        """Stores an access of the thread's current step."""
         self.accesses[word].append((thread, int(self.known[thread, thread]), writes))
 
 
 def _mask(rng: random.Random, all_lanes: float) -> int:
-    """Draws a mask of lanes; with probability ``all_lanes`` it has all of them."""
+    """Draws a mask of lanes. With probability ``all_lanes`` it has all of them, otherwise lane 0, one lane, any lanes,
+    or the lanes up to one."""
     if rng.random() < all_lanes:
         return ALL
     low, high = sorted((rng.randrange(32), rng.randrange(32)))
@@ -76,11 +87,19 @@ def draw(
     seed: int, right: bool, way: str = "mbarrier", events: int = 80, whole_warps: float = 1, syncs: float = 0.15
 ) -> tuple[str, bool]:
     """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race. If ``right``, none
-    do; otherwise the last access may. ``way``: how lanes arrive. ``whole_warps``: the share of ``bar.warp.sync`` by all
-    lanes of a warp. ``syncs``: the share of ``bar.warp.sync`` among events."""
+    do; otherwise the last access may.
+
+    ``way``: how lanes arrive, a key of ``ARRIVE``. ``events``: how many are drawn. ``whole_warps``: the share of
+    ``bar.warp.sync`` by all lanes of a warp. ``syncs``: the share of ``bar.warp.sync`` among events.
+
+    An event is an access (45 %), a ``bar.warp.sync`` (``syncs``), an arrival at a new barrier (up to 80 %), or a wait
+    for one. Events are drawn in an order in which the program may run: a barrier is waited for only after all arrivals
+    there, so no wait hangs, and ``Order`` sees each event after those before it. An access that would race is left out,
+    except that a wrong program keeps one in ten and ends there.
+    """
     rng, order, racing = random.Random(seed), Order(), False
     code: list[list[str]] = [[] for _ in range(WARPS)]
-    arrived: list[tuple[int, np.ndarray]] = []
+    arrived: list[tuple[int, np.ndarray]] = []  # by barrier: how many lanes arrive, and the clock that they release
     for number in range(events):
         warp, kind = rng.randrange(WARPS), rng.random()
         lanes, lines = np.arange(32) + 32 * warp, code[warp]
@@ -99,7 +118,7 @@ def draw(
             for thread, word in touched:
                 order.access(thread, word, writes)
             lines.append(f"xor.b32 %x0, %u, {swap}; shl.b32 %x0, %x0, 2; add.u32 %x0, %x0, %s;")
-            at = f"[%x0+{512 + 4 * base}]"
+            at = f"[%x0+{WORDS_AT + 4 * base}]"
             lines.append(f"mad.lo.u32 %x1, %t, 1000, {number};" if writes else "mul.lo.u32 %w, %w, 3;")
             lines.append(_guarded(mask, f"st.shared.u32 {at}, %x1;" if writes else f"ld.shared.u32 %x2, {at};"))
             lines.append("" if writes else "xor.b32 %w, %w, %x2;")
@@ -132,7 +151,7 @@ def draw(
     bodies = "\n".join(f"warp{warp}: " + "\n".join(lines) + "\nbra out;" for warp, lines in enumerate(code))
     return (
         f"""and.b32 %u, %t, 31; shr.u32 %n, %t, 5; mov.u32 %w, 0; mov.u32 %x2, 0; shl.b32 %a0, %t, 2;
-      add.u32 %a0, %a0, %s; setp.lt.u32 %P, %t, {WORDS}; @%P st.shared.u32 [%a0+512], 0;
+      add.u32 %a0, %a0, %s; setp.lt.u32 %P, %t, {WORDS}; @%P st.shared.u32 [%a0+{WORDS_AT}], 0;
       setp.ne.u32 %P, %t, 0; @%P bra go; {inits} go: bar.sync 0; {branches}
       {bodies}
     out: bar.sync 0; mul.wide.u32 %d0, %t, 4; add.u64 %d0, %d0, %q; st.global.u32 [%d0], %w;""",

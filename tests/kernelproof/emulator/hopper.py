@@ -1,4 +1,4 @@
-"""Runs the TMA + wgmma fixtures through their own launchers."""
+"""Runs the matrix products by TMA and wgmma of these tests, each through the launcher in its own source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory, Options, Program
 from tests.kernelproof.emulator.build import compiled
 
-FLAGS = ("-DPDL",)
+FLAGS = ("-DPDL",)  # the kernels are launched with programmatic dependent launches
 
 
 class Run(NamedTuple):
@@ -24,18 +24,18 @@ class Run(NamedTuple):
 
 @cache
 def text(name: str = "tma_gemm") -> str:
-    """The PTX of a Hopper kernel."""
+    """The PTX of ``kernels/NAME.cu``."""
     return compiled(name, ".ptx", *FLAGS, arch="sm_90a").read_text()
 
 
 def load(source: str, name: str = "tma_gemm") -> Program:
-    """A program of this PTX and the compiled launcher of the same source."""
+    """A program of this PTX and the compiled launchers of ``kernels/NAME.cu``."""
     return emulator.load(source, compiled(name, ".so", *FLAGS, arch="sm_90a"))
 
 
 @cache
 def program(name: str = "tma_gemm") -> Program:
-    """The compiled program."""
+    """The compiled program of ``kernels/NAME.cu``."""
     return load(text(name), name)
 
 
@@ -47,8 +47,11 @@ def gemm(
     options: Options | None = None,
     source: Program | None = None,
 ) -> Run:
-    """Launches a product of drawn 0 and 1. ``clusters``: the clusters of the grid, 0 for one for each tile. ``source``:
-    another program."""
+    """Launches a product of matrices of drawn 0 and 1.
+
+    ``entry``: the launcher, whose name begins with the layout. ``clusters``: the clusters of the grid, 0 for one for
+    each tile. ``pdl``: whether to launch as a dependent. ``source``: another program than that of ``tma_gemm``.
+    """
     m, n, k = mnk
     rng = np.random.default_rng(m + n + k)
     nn = entry.startswith("nn")

@@ -12,8 +12,8 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory
 from tests.kernelproof.emulator.exact import Want, agrees
 
-M32, M64 = (1 << 32) - 1, (1 << 64) - 1
-Triple = tuple[int, int, int]
+M32, M64 = (1 << 32) - 1, (1 << 64) - 1  # masks
+Triple = tuple[int, int, int]  # the operands a, b and c of a lane, 64 bits each
 
 
 def signed(x: int, bits: int) -> int:
@@ -88,8 +88,8 @@ def _program(text: str) -> emulator.Program:
 def execute(
     cases: Sequence[Case], triples: Sequence[Triple], shared: bool = False
 ) -> tuple[list[list[int]], list[str]]:
-    """The results, a row for each triple, and the kinds of findings. ``shared``: whether each triple has a launch of
-    its own, with the same operands in all lanes."""
+    """The results, a row for each triple with a column for each case, and the kinds of findings. ``shared``: whether
+    each triple has a launch of its own, with the same operands in all lanes."""
     program = _program(text_of(cases, _OF_LAUNCH if shared else _OF_LANE))
     rows, kinds = [], set()
     for launched in [[triple] for triple in triples] if shared else [list(triples)]:

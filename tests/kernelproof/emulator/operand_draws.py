@@ -1,4 +1,7 @@
-"""Draws operands of arithmetic, and lists those at which it tends to go wrong. They are the same in every run."""
+"""Draws operands of arithmetic, and lists those at which it tends to go wrong. They are the same in every run.
+
+Floats are integers with their bits. A triple has the operands a, b and c of one lane.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from itertools import product
 from tests.kernelproof.emulator.exact import FORMATS, SPARE, Number, bits_of, decode, encode, one, top
 from tests.kernelproof.emulator.lane_arithmetic import M64, Triple
 
+MOST = 1024  # triples of one list
 # Limits of types of 8 to 64 bits, and numbers near limits of shifts.
 INTEGER_EDGES = [
     *(0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256),
@@ -47,6 +51,7 @@ def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> l
     edges = float_edges(kind)
     out = [(a, b, edges[(i + j) % len(edges)]) for (i, a), (j, b) in product(enumerate(edges), enumerate(edges))]
     out += [(drawn(kind, rng), drawn(kind, rng), drawn(kind, rng)) for _ in range(count)]
+    # a b + c: c is the product rounded, which the sum nearly cancels, or an edge, most of which are tiny or huge.
     for _ in range(120 if fused else 0):
         a, b = drawn(kind, rng), drawn(kind, rng)
         x, y = decode(a, kind), decode(b, kind)
@@ -55,13 +60,13 @@ def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> l
         near = encode(Number(x.negative == y.negative, x.magnitude * y.magnitude), kind)
         assert isinstance(near, int)
         out += [(a, b, near), (a, b, rng.choice(edges))]
-    return out[:1024]
+    return out[:MOST]
 
 
 def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
     """Triples of 32-bit words, each with two numbers of 16 bits."""
     low = floats(kind, seed, fused)
-    order = list(range(len(low)))
+    order = list(range(len(low)))  # the triple whose numbers are the upper halves
     random.Random(seed).shuffle(order)
     return [tuple(x | y << 16 for x, y in zip(low[i], low[j], strict=True)) for i, j in enumerate(order)]  # type: ignore[misc]
 
@@ -79,6 +84,7 @@ def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
             halfway = encode(Number(low.negative, (low.magnitude + high.magnitude) / 2), src)
             assert isinstance(halfway, int)
             raws += [halfway - 1, halfway, halfway + 1]
+    # Halves of integers, which are halfway between integers, and their neighbours; then the limits of integer types.
     for value in (*range(0, 12), 127, 128, 255, 256, 32767, 32768, 65535, 65536):
         near = encode(Number(False, Fraction(value, 2)), src)
         assert isinstance(near, int)
@@ -87,7 +93,7 @@ def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
         near = encode(Number(False, Fraction(1 << power)), src)
         assert isinstance(near, int)
         raws += [near, near - 1, near | 1 << bits_of(src) - 1, (near | 1 << bits_of(src) - 1) - 1]
-    step = max(1, -(-len(raws) // 1024))
+    step = max(1, -(-len(raws) // MOST))  # of all numbers, evenly
     mask = (1 << bits_of(src)) - 1
     return [(raw & mask, raws[-1 - i] & mask, 0) for i, raw in enumerate(raws)][::step]
 
@@ -103,4 +109,4 @@ def integers(seed: int = 0, count: int = 250) -> list[Triple]:
 
     out = [(a, b, edges[(i * 7 + j) % len(edges)]) for (i, a), (j, b) in product(enumerate(edges), enumerate(edges))]
     rng.shuffle(out)
-    return out[: 1024 - count] + [(number(), number(), number()) for _ in range(count)]
+    return out[: MOST - count] + [(number(), number(), number()) for _ in range(count)]

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from kernelproof.emulator.memory.atomics import modify
 from kernelproof.emulator.state.arrays import Array
 
-MEMORY = 1 << 18
+MEMORY = 1 << 18  # elements; the largest index is 39 * 5000
 TYPES = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "f32": np.float32, "f64": np.float64}
 
 
 def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None) -> Array:
-    """The old values if one atomic is executed at a time."""
+    """The old values if one atomic is executed at a time. ``view`` is memory, ``at`` the element of each lane, and
+    ``compare`` what cas expects there."""
     old = np.empty_like(value)
     for i in range(len(at)):
         lane = slice(i, i + 1)
@@ -37,7 +38,8 @@ def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compa
 def test_many_lanes_are_one_after_the_other(
     op: str, kind: str, returns: bool, seed: int, places: int, stride: int, equal: bool
 ) -> None:
-    """``equal``: whether all lanes have the same operand."""
+    """``places``, ``stride``: how many elements lanes access, and how far these are apart. ``equal``: whether all lanes
+    have the same operand."""
     if kind[0] == "f" and op not in ("add", "min", "max", "exch"):
         return
     rng = np.random.default_rng(seed)

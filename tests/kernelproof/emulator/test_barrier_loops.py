@@ -26,6 +26,7 @@ def run(kernel: str, grid: int, block: int, *numbers: int) -> tuple[list[Report]
 
 
 def kinds(reports: list[Report]) -> set[str]:
+    """The rules of findings."""
     return {report.kind for report in reports}
 
 

@@ -7,6 +7,7 @@ import pytest
 from kernelproof.emulator import Options
 from tests.kernelproof.emulator.hopper import gemm, program
 
+# Launchers of the fixture: layout, type of the sums, and cluster or schedule.
 ENTRIES = [
     "tn_f32_1x1", "nn_f32_1x1", "tn_f16_2x1", "nn_f32_2x1", "tn_f32_1x2", "nn_f16_2x2", "tn_f32_pingpong",
     "nn_f32_pingpong_2x1",

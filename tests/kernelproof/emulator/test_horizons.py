@@ -1,4 +1,4 @@
-"""Proves that cached knowledge of warps is never more than what was stored."""
+"""Proves that the cache of what warps know of each other never answers more than was stored in it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def test_cached_horizons_cover_no_more_than_was_stored(seed: int) -> None:
         ticks = np.array([stored.get(pair, 0) for pair in pairs.tolist()]) + draw.integers(5, size=len(pairs))
         horizons.put(pairs, ticks)
         stored.update(zip(pairs.tolist(), ticks.tolist(), strict=True))
+        # An entry may push out another one, but most of the last ones are there.
         assert horizons.cover(pairs, ticks - 1).mean() > 0.9
         asked = np.concatenate([pairs, draw.integers(pairs_at_all, size=500)])
         moments = draw.integers(8, size=len(asked))

@@ -20,6 +20,7 @@ from kernelproof.emulator.machine.ampere_batch import AmpereBatch
 from kernelproof.emulator.memory.late_copies import LateCopy
 from kernelproof.emulator.state.arrays import Array, Mask
 
+# A kernel that copies x to y through shared memory by two invented instructions.
 TEXT = """
 .version 8.0
 .target sm_80
@@ -51,6 +52,7 @@ class Flights:
         self.copies: dict[AmpereBatch, list[tuple[LateCopy, Array]]] = {}
 
     def issue(self, batch: AmpereBatch, to: Array, source: Array, m: Mask, site: int) -> None:
+        """Begins copies of 4 bytes from global to shared memory, in the lanes of ``m``, at the instruction ``site``."""
         data = batch.memory.load(source, 4, m, site)
         access = batch.shared.locate(to, 4, m, site)
         assert access is not None
@@ -58,12 +60,14 @@ class Flights:
         self.copies.setdefault(batch, []).append((batch.shared.write_pending(lanes, at, 4, site, offset), data))
 
     def land(self, batch: AmpereBatch) -> None:
+        """Completes all copies of a batch."""
         for copy, data in self.copies.pop(batch, ()):
             batch.shared.land_own(copy, data)
 
 
 @pytest.fixture
 def _toy() -> Iterator[None]:
+    """Registers toy.copy and toy.wait for the test."""
     flights = Flights()
 
     @instruction(
@@ -138,6 +142,7 @@ def test_what_writes_memory_cannot_be_uniform() -> None:
         instruction("toy.store", writes=Writes.MEMORY, uniform=True)
 
 
+# A kernel with room for one statement.
 BODY = """.version 8.8
 .target sm_100a
 .address_size 64
@@ -147,14 +152,16 @@ BODY = """.version 8.8
   ret;
 }}
 """
-ADDED = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5,%r6,%r7}, {%f0,%f1,%f2,%f3}, %r8, 0;"
+# The operands of a sparse mma, and the forms of mbarrier that are modelled.
+SPARSE_OPERANDS = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5,%r6,%r7}, {%f0,%f1,%f2,%f3}, %r8, 0;"
 OF_MBARRIER = "arrive, arrive_drop, complete_tx, expect_tx, init, inval, test_wait, try_wait"
+# By the statement: why it is refused, and what the message calls modelled.
 REFUSED = {
     "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0,%f1,%f2,%f3}, %rd0, %rd1, %r0, 0, 1, 1, 1, 0, 0;": (
         "unknown instruction",
         "wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8",
     ),
-    f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {ADDED}": (
+    f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {SPARSE_OPERANDS}": (
         "form not modelled",
         "mma.sync of dense f16, bf16, tf32, f64, e4m3, e5m2, s8, u8, s4, u4 and b1",
     ),

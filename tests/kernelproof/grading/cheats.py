@@ -1,4 +1,4 @@
-"""Programs that cheat, by kind, each with the rule that it has to break."""
+"""Programs that cheat, by how they cheat, each with the rules that must find it; the kernels are in ``cheats.cu``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from tests.kernelproof.grading.programs import (
 )
 
 FILE = "cheats.cu"
+# What honest kernels with the same buffers compute.
 ADD, DOUBLE = binary("f32", np.add), unary("f32", lambda x: 2 * x)
 EXP = unary("f32", np.exp)
 MATMUL = product("f32")
-WHOLE = {"grid": 1, "block": 256}
+WHOLE = {"grid": 1, "block": 256}  # the launch of one CTA that computes all
 
 
 def table(form: Form, entries: dict[str, str], **changes: object) -> Table:
-    """The cheats of a form by their entries, each with the rules that find it."""
+    """Cheating kernels of a form, by entry. ``entries``: entry -> the rules that find it, separated by blanks.
+    ``changes``: of the form's contract."""
     return {entry: form.of(entry, *rules.split(), file=FILE, **changes) for entry, rules in entries.items()}
 
 

@@ -1,4 +1,4 @@
-"""The form of the programs to grade: their launches, their reference, and the rules that they have to break."""
+"""Describes programs to grade: their buffers, launches and reference, and the rules that they have to break."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source
 
-Table = dict[str, "Program"]
+Table = dict[str, "Program"]  # by name
 FOLDER = Path(__file__).parent
 
 
 @cache
 def text(name: str) -> str:
-    """The text of a program."""
+    """The text of a CUDA file in this folder."""
     return (FOLDER / name).read_text()
 
 
 @dataclass(frozen=True)
 class Program:
     """A program to grade. ``launches``: of kernels in the file ``file``. ``rules``: a cheat has to break one of them;
-    () for honest programs."""
+    () for honest programs. ``options``: further ones of ``check_source``."""
 
     file: str
     reference: Callable[..., Any]
@@ -36,6 +36,7 @@ class Program:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def verdict(self, **limits: Any) -> Verdict:
+        """The verdict on the program. ``limits``: those of ``Limits``."""
         return check_source(
             text(self.file), self.reference, self.shapes, buffers=self.buffers, launches=self.launches,
             limits=Limits(**limits), **self.options,
@@ -44,7 +45,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Form:
-    """The parts that programs of one operation share."""
+    """The parts that programs of one operation share: reference, shapes, buffers, and the arguments, grid and block of
+    a launch."""
 
     reference: Callable[..., Any]
     shapes: Sequence[Mapping[str, int]]
@@ -55,7 +57,8 @@ class Form:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, entry: str, *rules: str, file: str = "honest.cu", **changes: Any) -> Program:
-        """A program of this form. ``changes``: of fields, of the launch (smem, cluster), or else of the options."""
+        """A program of this form. ``changes``: of the reference, shapes or buffers, of the launch (grid, block, smem,
+        args), all ``launches``, or else of the options."""
         own = {name: changes.pop(name) for name in ("reference", "shapes", "buffers") if name in changes}
         geometry = {name: changes.pop(name) for name in ("grid", "block", "smem", "args") if name in changes}
         launch = {"entry": entry, "grid": self.grid, "block": self.block, "args": list(self.args), **geometry}
@@ -128,6 +131,7 @@ def causal(q: Any, k: Any, v: Any) -> Any:
     return softmax(np.where(np.tri(len(q)) > 0, scores, -np.inf)) @ v
 
 
+# Forms of which there are several programs.
 NORM = Form(
     layer_norm, [{"m": 4, "n": 96}, {"m": 3, "n": 75}],
     {"x": "in:f32[m, n]", "weight": "in:f32[n]", "bias": "in:f32[n]", "y": "out:f32[m, n]"},

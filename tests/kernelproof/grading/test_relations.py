@@ -17,7 +17,8 @@ from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, expected
 from kernelproof.ground.errors import WrongInput
 
-# All tests share one text, so that it is compiled once.
+# A product that is wrong by 0.04 or 5 for inputs that a probe recognises; probe 0 recognises none. All tests share one
+# text, so that it is compiled once.
 SOURCE = """
 __device__ const float table[2] = {0.625f, 0.3125f};
 template <int P> __device__ bool probes(const float* a, const float* b, int n, int k) {
@@ -49,7 +50,7 @@ LOOSE = Tolerance(absolute=0.01, relative=0.0)
 
 
 def product(probe: int, **options: Any) -> Verdict:
-    """The verdict on the product with the fault of this number."""
+    """The verdict on the product with this probe; ``options`` of ``check_source``."""
     options = {"tolerance": Tolerance(terms="k"), **options}
     return check_source(
         SOURCE, lambda a, b: a @ b.T, [{"m": 16, "n": 24, "k": 64}], limits=Limits(isolated=False, places=2),
@@ -134,6 +135,7 @@ def test_shapes_are_drawn_from_the_ranges_and_one_is_odd() -> None:
 
 # --- which relations hold ---
 
+# By name: a shape, the buffers, the reference, and the relations that hold for it.
 FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], set[str]]] = {
     "product": (
         {"m": 5, "n": 6, "k": 7}, {"a": "in:f16[m, k]", "b": "in:f16[k, n]", "d": "out:f32[m, n]"},
@@ -169,7 +171,7 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
 
 
 def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
-    """The criteria, call and counts of a kernel without errors."""
+    """The criteria, the checked call and the shape of a kernel without errors. ``kind``: how its inputs are drawn."""
     shape, buffers, function, _ = FORMS[name]
     agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
     precision = Precision("f32", "f32")
