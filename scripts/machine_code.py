@@ -29,7 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from cudal2gen import places
-from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation import compiler, published
 from cudal2gen.kernel import Record, Sm80Multistage
 from kernelproof.ground import toolchain
 from kernelproof.ground.pages import grid
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="where to write the numbers of each record, as JSON")
     parser.add_argument("--before", type=Path, help="numbers of an earlier state, as --save wrote them")
     options = parser.parse_args()
-    records = [record for record in catalog.load() if (record.gpu, record.acc) == ("a100", "f16")]
+    records = [record for record in published.structures() if (record.gpu, record.acc) == ("a100", "f16")]
     numbers = record_numbers(records)
     if options.save:
         options.save.write_text(json.dumps(numbers, indent=0))

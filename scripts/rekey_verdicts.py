@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudal2gen import places
-from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation import catalog, compiler, published
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from kernelproof.ground import files, toolchain
@@ -67,8 +67,9 @@ class Difference(Exception):
 
 
 def verdict_records(others: Path | None = None) -> list[Record]:
-    """A record of each binary that may have a verdict: the catalog's, the same with bf16 operands, and the others."""
-    records = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    """A record of each binary that may have a verdict: the catalog's, those that it replaced, all of them with bf16
+    operands, and the others."""
+    records = catalog.load(places.shipped("configs") / "kernels.jsonl") + published.replaced()
     records += [parse(line) for line in others.read_text().splitlines()] if others else []
     for gpu in ("h200", "a100"):
         for layout in ("tn", "nn"):

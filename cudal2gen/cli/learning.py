@@ -16,7 +16,7 @@ import typer
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import RECORDINGS, Trials
 from cudal2gen.cli.selection import Selection
-from cudal2gen.generation import catalog
+from cudal2gen.generation import published
 from cudal2gen.kernel import Acc
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
@@ -112,7 +112,8 @@ def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None) -> str:
     from cudal2gen.tuner import benchmark
 
     plan = replace(plan, environments=seeds or plan.environments)
-    comparison = benchmark.compare(catalog.published(catalog.load(), plan.acc), plan, _progress)
+    records = [record for record in published.structures() if (record.gpu, record.acc) == ("a100", plan.acc)]
+    comparison = benchmark.compare(records, plan, _progress)
     return benchmark.markdown(comparison)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, Filter, OneRecord, Selection, SeveralRecords
+from cudal2gen.cli.selection import ANY, FILTER, OneRecord, Selection, SeveralRecords
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
 from kernelproof.ground.chips import distance
@@ -54,7 +54,7 @@ class Design:
 
 @verb(app, "list")
 def list_records(
-    selection: Filter,
+    selection: Annotated[Selection, replace(FILTER, only=(*FILTER.only, "origin"))],
     design: Design,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +62,7 @@ def list_records(
     family, structure = design.family, design.structure
     records = [
         record
-        for record in catalog.load(gpus=None if selection.gpu == ANY else [selection.gpu])
+        for record in selection.stock()
         if selection.selects(record)
         and family in (None, record.family)
         and structure in (None, record.origin.structure)

@@ -17,7 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from cudal2gen.cli.changes import changed
-from cudal2gen.generation import catalog
+from cudal2gen.generation import catalog, published
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
 from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, rows_along_k, types_text
@@ -120,6 +120,11 @@ class Selection:
         Path | None,
         Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path, short=True),
     ] = None
+    origin: Annotated[
+        Literal["published"] | None,
+        OneOf(("published",)),
+        Shared("origin", "published: the structure of the published kernel, also if the model tuned it", short=True),
+    ] = None
     source: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
@@ -148,6 +153,8 @@ class Selection:
         if self.acc is _FROM_TYPES:
             half = (self.ab == ANY or ELEMENTS[self.ab].half_sums) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
+        if self.origin and self.source:
+            refuse("--origin published: has no meaning for --where records, which are another GPU's; give one of them")
         try:
             Fusion.model_validate(NONE if self.fusion == ANY else self.fusion)
         except ValidationError as error:
@@ -200,7 +207,7 @@ class Selection:
     def options(self) -> str:
         """The options that select the same record again, as a shell reads them. Defaults are left out."""
         options = [("--mnk", mnk) for mnk in self.mnk]
-        for name in (*FILTERS, *VARIANT_FIELDS):
+        for name in (*FILTERS, *VARIANT_FIELDS, "origin"):
             if (value := getattr(self, name)) != getattr(Selection(), name):
                 options.append((f"--{name}", value) if name in SHORT else ("--where", f"{name}={value}"))
         options += [("--set", change) for change in self.changes]
@@ -222,14 +229,18 @@ class Selection:
         if self.mnk:
             record_for = self._record_finder(source)
             return [record_for(item) for item in self._problems_of_mnk()]
-        if self.gpu == ANY:
-            admitted = [
-                record for record in catalog.load() if self.admits(record) and self._has_variant(record.problem)
-            ]
+        if self.gpu == ANY or self.origin:
+            admitted = [record for record in self.stock() if self.admits(record) and self._has_variant(record.problem)]
             return self._changed(self._sampled(admitted, seed))
         layouts = {record.layout for record in catalog.load()} if self.layout == ANY else set(self.layouts)
         kinds = [kind for kind in self.kinds if kind["layout"] in layouts]
         return self._changed(self._sampled(chain(*(self._library(kind, source) for kind in kinds)), seed))
+
+    def stock(self) -> list[Record]:
+        """The records of the selected GPU from which the other options choose."""
+        if self.origin is None:
+            return catalog.load(gpus=None if self.gpu == ANY else [self.gpu])
+        return [record for record in published.structures() if self.gpu in (ANY, record.gpu)]
 
     def _library(self, kind: Kind, source: str | None = None) -> list[Record]:
         """The GPU's records of a kind, including other GPUs' records that are used instead of missing ones; a note
@@ -388,8 +399,10 @@ class Selection:
         from cudal2gen import results
         from cudal2gen.generation import answers
 
-        if source is None:
-            match: Callable[[Problem], catalog.Match] = answers.Answers(results.measurements())
+        if self.origin:
+            match: Callable[[Problem], catalog.Match] = partial(catalog.nearest, records=published.structures())
+        elif source is None:
+            match = answers.Answers(results.measurements())
         else:
             match = partial(catalog.nearest, records=catalog.load(gpus=[source]))
 
@@ -464,15 +477,16 @@ def problem_of(mnk: str, **fields: str) -> Problem:
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
 SHORT = ("gpu", "acc", "layout")  # the ``FILTERS`` with an option of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
-PLAIN = ("mnk", "everything", "size_class", "sample", "problem_file", *FILTERS, "changes", "fit")
+PLAIN = ("mnk", "everything", "size_class", "sample", "problem_file", *FILTERS, "origin", "changes", "fit")
 GPU_HELP = "the GPU model; after a colon the CUDA index of the card, as in h200:1"
 VARIANT_FIELDS = ("fusion", "batch")  # verbs that take fused and batched products have these too
 SIZE_HELP = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL_HELP = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
 # ``OneRecord``, ``OneProblem``, ``SeveralRecords``: for verbs on one record, on one problem, on several records.
-# ``Filter``: for verbs that list or report.
+# ``Filter``: for verbs that report.
 OneRecord = Annotated[
-    Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "changes", "fit"), single=("mnk",), helps=SIZE_HELP)
+    Selection,
+    Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "origin", "changes", "fit"), single=("mnk",), helps=SIZE_HELP),
 ]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), helps=SIZE_HELP)]
 SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL_HELP)]
@@ -482,13 +496,11 @@ LIST_HELP = {
     "gpu": "only of this GPU model",
     "size_class": "only sizes of this class",
 }
-Filter = Annotated[
-    Selection,
-    Offer(
-        only=("mnk", "size_class", *FILTER_FIELDS),
-        shared=("mnk",),
-        wildcards=FILTER_FIELDS,
-        defaults=dict.fromkeys(FILTER_FIELDS, ANY),
-        helps=LIST_HELP,
-    ),
-]
+FILTER = Offer(
+    only=("mnk", "size_class", *FILTER_FIELDS),
+    shared=("mnk",),
+    wildcards=FILTER_FIELDS,
+    defaults=dict.fromkeys(FILTER_FIELDS, ANY),
+    helps=LIST_HELP,
+)
+Filter = Annotated[Selection, FILTER]

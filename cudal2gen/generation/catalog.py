@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from cudal2gen import places
-from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
+from cudal2gen.kernel import IllegalRecord, Problem, Record, Use, explain, parse, serving
 from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -157,14 +157,6 @@ def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line
 def _start(problem: Problem) -> tuple[object, ...]:
     """The fields at the start of a problem's line, in the order in which lines are sorted."""
     return problem.gpu, problem.acc, problem.layout, problem.m, problem.n, problem.k
-
-
-def published(records: Iterable[Record], acc: Acc) -> list[Record]:
-    """The A100's records as published, without those that tuning has replaced."""
-    return [
-        record for record in records
-        if (record.gpu, record.acc) == ("a100", acc) and record.origin.structure != "tuned"
-    ]  # fmt: skip
 
 
 def find(problem: Problem, path: Path | None = None) -> Match:

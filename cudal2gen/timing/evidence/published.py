@@ -7,25 +7,22 @@ import lzma
 from typing import Any
 
 from cudal2gen import places
-from cudal2gen.generation import catalog
+from cudal2gen.generation import catalog, published
 from cudal2gen.kernel import Record
 from cudal2gen.timing.evidence.findings import development
 
 SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
-CLAIMS = ("exact", "nearest")  # structures of records that stand for a published kernel
 
 
 def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
-    """The records of the shipped catalog that regenerate the published kernels of a GPU and an accumulator.
+    """The shipped records that regenerate the published kernels of a GPU and an accumulator.
 
     ``held_out``: whether the problems are those of the half that is held out.
     """
     return [
         record
-        for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
-        if (record.gpu, record.acc) == (gpu, acc)
-        and record.origin.structure in CLAIMS
-        and development(record.n, record.k) != held_out
+        for record in published.structures(catalog.load(places.shipped("configs") / "kernels.jsonl"))
+        if (record.gpu, record.acc) == (gpu, acc) and development(record.n, record.k) != held_out
     ]
 
 

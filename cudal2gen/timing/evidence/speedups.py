@@ -75,7 +75,7 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
     heuristics = MatmulHeuristics()
     findings: list[Finding] = []
     for (gpu, acc), name in NAMES.items():
-        tables = {mode: _table(folder / f"cuda_l2_{name}_speedup_{mode}.csv") for mode in MODES}
+        tables = {mode: speedup_table(folder / f"cuda_l2_{name}_speedup_{mode}.csv") for mode in MODES}
         if not any(tables.values()):
             continue
         if (gpu, acc) in SETS:
@@ -113,7 +113,7 @@ def _regenerated(
     """The modelled speedups of the regenerated kernels of a GPU and an accumulator. ``known``: the problems of the
     published tables; others are left out."""
     for record in regenerated(gpu, acc, held_out):
-        own = None if record.mnk not in known else _code_us(record) if code else model.estimate(record).us
+        own = None if record.mnk not in known else code_us(record) if code else model.estimate(record).us
         if own is not None:
             yield ModelledSpeedup(record.problem, own, vendor_us(heuristics, record))
 
@@ -163,7 +163,7 @@ def _extents(mnk: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _code_us(record: Record) -> float | None:
+def code_us(record: Record) -> float | None:
     """The time modelled from a record's machine code, in microseconds; None if it is not built."""
     artifact = compiler.find(record)
     if artifact is None:
@@ -213,7 +213,7 @@ def _facts(modelled: Sequence[ModelledSpeedup]) -> Array:
     return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in modelled], np.float64)
 
 
-def _table(path: Path) -> dict[str, dict[str, float]]:
+def speedup_table(path: Path) -> dict[str, dict[str, float]]:
     """The speedups of a table, by problem and column; empty if there is no file. Raises WrongInput for a file of
     another form."""
     if not path.is_file():

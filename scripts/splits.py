@@ -1,0 +1,210 @@
+"""Chooses where kernels published for the A100 split k, which they were published without.
+
+    python scripts/splits.py SPEEDUPS             prints the choices
+    python scripts/splits.py SPEEDUPS --write     writes them to configs/kernels.jsonl
+    python scripts/splits.py --recordings FOLDER  compares modelled gains of a split with recorded timings
+
+``SPEEDUPS`` is the folder eval_results of github.com/deepreinforce-ai/CUDA-L2, ``FOLDER`` has the unpacked archives of
+github.com/AlnisM/autoheuristic-datasets. A published kernel gets ``split_k`` and no other change, if
+
+- in both published modes it is slower than cuBLASLt's fastest algorithm, which may split k;
+- without the split it takes at least ``MIN_GAIN`` times as long, by the timing model's cheap form and by machine code;
+- the partial sums fit in the part of the L2 that the model gives to them.
+
+Of several numbers of slices the one with the largest gain is taken, by the less favourable form of the model. The
+record as published moves to configs/published/records.jsonl. Nothing is measured, and records that a GPU tuned stay as
+they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from cudal2gen import places
+from cudal2gen.generation import catalog, compiler, published
+from cudal2gen.kernel import IllegalRecord, Origin, Record
+from cudal2gen.timing import model
+from cudal2gen.timing.evidence.speedups import BASELINES, MODES, NAMES, code_us, speedup_table
+from cudal2gen.timing.model.code import L2_SHARE
+from cudal2gen.timing.recordings import autoheuristic, triton
+
+KIND = ("a100", "f16")  # GPU and accumulator of the records that may split k
+VENDOR = BASELINES["cuBLASLt-AutoTuning"]
+SLICES = (2, 4, 8, 16)  # powers of two: a proof does not know quotients by other numbers
+RECORDED_SLICES = (*SLICES, 3, 6, 12)  # what may be gained on recorded tiles, which are not proven
+MIN_GAIN = 1.10
+PARTIAL_BYTES = 4  # of a partial sum, which is fp32
+CLASSES = (1.0, 1.0001, 1.1, 1.2, 1.5, 2.0, math.inf)  # bounds of classes of the modelled gain
+WORDS = "tuned by model"  # how the origin of a record says that the timing model changed it
+
+Tables = Sequence[Mapping[str, float]]
+Modelled = Callable[[Record], float]  # the modelled time of a record, in microseconds
+
+
+class Split(NamedTuple):
+    """A published record, the record with its split, and the gains by the two forms of the model."""
+
+    published: Record
+    split: Record
+    gains: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """The gain by the less favourable form."""
+        return min(self.gains)
+
+
+def slower_than_vendor(records: Iterable[Record], tables: Tables) -> list[Record]:
+    """The records without a split whose published kernels are slower than the vendor's in each of the ``tables``."""
+    return [
+        record for record in records
+        if record.split_k == 1 and all(table.get(record.mnk, math.inf) < 1 for table in tables)
+    ]  # fmt: skip
+
+
+def splits(record: Record) -> Iterator[Record]:
+    """The record with each legal number of slices whose partial sums fit in the L2."""
+    room = L2_SHARE * record.target.rates.l2_size
+    for slices in SLICES:
+        if record.m * record.n * PARTIAL_BYTES * slices > room:
+            return
+        origin = Origin(
+            source=f"{record.origin.source}, {WORDS}", structure="modelled",
+            changed=tuple(sorted({*record.origin.changed, "split_k"})),
+        )  # fmt: skip
+        try:
+            yield record.at(record.problem, split_k=slices, origin=origin)
+        except IllegalRecord:
+            continue
+
+
+def gaining(record: Record, forms: Sequence[Modelled]) -> Split | None:
+    """The split with the largest gain, None if no split gains ``MIN_GAIN`` by every form of the model."""
+    before = [us(record) for us in forms]
+    found = [
+        Split(record, split, tuple(time / us(split) for time, us in zip(before, forms, strict=True)))
+        for split in splits(record)
+    ]
+    best = max(found, key=lambda item: item.gain, default=None)
+    return best if best and best.gain >= MIN_GAIN else None
+
+
+def choose(records: Sequence[Record], tables: Tables) -> list[Split]:
+    """The records that split k. Only those that gain by the cheap form are built for the other one."""
+    candidates = [record for record in slower_than_vendor(records, tables) if gaining(record, [_cheap_us])]
+    compiler.build([version for record in candidates for version in (record, *splits(record))])
+    chosen = (gaining(record, [_cheap_us, _built_us]) for record in candidates)
+    return [item for item in chosen if item is not None]
+
+
+def _cheap_us(record: Record) -> float:
+    return model.estimate(record).us
+
+
+def _built_us(record: Record) -> float:
+    us = code_us(record)
+    assert us is not None, f"{record.name} is not built"
+    return us
+
+
+def write(chosen: Sequence[Split]) -> None:
+    """Puts the splits into the catalog, and the records that they replace beside it."""
+    new = {item.split.problem: item.split for item in chosen}
+    former = {record.problem: record for record in published.replaced()}
+    former |= {item.published.problem: item.published for item in chosen}
+    kept = [record for record in catalog.load() if record.origin.structure == "tuned" or record.problem not in former]
+    tuned = {record.problem for record in kept}
+    catalog.save(
+        [*kept, *(new.get(problem, record) for problem, record in former.items() if problem not in tuned)],
+        places.editable_catalog(),
+    )
+    catalog.save([record for problem, record in former.items() if problem in new], published.replaced_path())
+
+
+class RecordedGain(NamedTuple):
+    """The modelled gain of a kernel by a split, and its recorded time without a split over the vendor's."""
+
+    modelled: float
+    recorded: float
+
+
+def recorded_gains(folder: Path, gpu: str) -> list[RecordedGain]:
+    """The gains of the fastest tiles of recorded problems, beside cuBLAS. The tiles do not split k; cuBLAS may."""
+    gains = []
+    for item in autoheuristic.load(folder).get(gpu, []):
+        if item.vendor_us is None:
+            continue
+        tile = min(item.tiles, key=item.tiles.__getitem__)
+        kernel = triton.kernel_of(triton.problem_of(gpu, item.sizes), tile)
+        whole = model.estimate_kernel(kernel).us
+        steps = kernel.tile_steps
+        parts = [model.estimate_kernel(kernel._replace(split_k=n)).us for n in RECORDED_SLICES if n <= steps]
+        gains.append(RecordedGain(whole / min([whole, *parts]), item.tiles[tile] / item.vendor_us))
+    return gains
+
+
+def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> list[RecordedGain]:
+    """The gains of published kernels without a split, by the cheap form of the model, beside cuBLASLt's fastest."""
+    gains = []
+    for record in records:
+        if record.split_k == 1 and record.mnk in table:
+            whole = _cheap_us(record)
+            parts = [_cheap_us(split) for split in splits(record)]
+            gains.append(RecordedGain(whole / min([whole, *parts]), 1 / table[record.mnk]))
+    return gains
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def print_recorded(gains: Sequence[RecordedGain]) -> None:
+    """Prints a row of a Markdown table for each class of the modelled gain."""
+    for low, high in pairwise(CLASSES):
+        row = [gain for gain in gains if low <= gain.modelled < high]
+        if row:
+            modelled, recorded = (geometric_mean(column) for column in zip(*row, strict=True))
+            share = sum(gain.recorded > 1 for gain in row) / len(row)
+            print(f"| {low} to {high} | {len(row)} | {modelled:.3f} | {recorded:.3f} | {share:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("speedups", type=Path, nargs="?", help="the folder of published speedups")
+    parser.add_argument("--recordings", type=Path, help="the folder of recorded timings")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    if options.recordings:
+        print_recorded(recorded_gains(options.recordings, KIND[0]))
+    if not options.speedups:
+        return
+    name = NAMES[KIND]
+    tables = [
+        {
+            mnk: row[VENDOR]
+            for mnk, row in speedup_table(options.speedups / f"cuda_l2_{name}_speedup_{mode}.csv").items()
+        }
+        for mode in MODES
+    ]
+    records = [record for record in published.structures() if (record.gpu, record.acc) == KIND]
+    print_recorded(published_gains(records, tables[0]))
+    chosen = choose(records, tables)
+    for item in chosen:
+        gains = " ".join(f"{gain:.3f}" for gain in item.gains)
+        print(f"{item.split.mnk} split_k={item.split.split_k} gains {gains}, published {tables[0][item.split.mnk]:.3f}")
+    print(f"{len(chosen)} of {len(records)}")
+    if chosen:
+        means = [geometric_mean(column) for column in zip(*(item.gains for item in chosen), strict=True)]
+        print("geometric means:", " ".join(f"{mean:.3f}" for mean in means))
+    if options.write:
+        write(chosen)
+
+
+if __name__ == "__main__":
+    main()
