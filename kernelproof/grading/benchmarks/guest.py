@@ -87,12 +87,12 @@ class Guest:
     def open_reference(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """Execute a reference for a case. Without a case, KernelBench's own is made small enough for ``budget``.
 
-        The answer has the ``stated`` case, the ``case`` that was executed, its ``cost``, and the ``initial`` arguments
+        The answer has the ``stated`` case with its cost, the ``case`` that was executed, and the ``initial`` arguments
         of the model.
         """
         text, case = request["text"], request["case"]
         self._add_modules(request["modules"])
-        stated, cost = dict(case or {}), 0
+        stated, stated_cost = dict(case or {}), 0
         with cuda_face.CudaFace():
             if request["format"] == "GPU MODE":
                 self.problem = problems.GpuMode(text, case, request["seed"])
@@ -100,11 +100,11 @@ class Guest:
                 self.problem = flashinfer_room.FlashInfer(text, case, request["seed"])
             else:
                 if case is None:
-                    stated, case, _stated_cost, cost = problems.smaller_case(text, request["budget"])
+                    stated, case, stated_cost, _cost = problems.smaller_case(text, request["budget"])
                 self.problem = problems.KernelBench(text, stated, case, request["seed"])
         out: list[wire.Tensor] = []
         initial = values.packed(self.problem.initial, out)
-        return {"stated": stated, "case": case, "cost": cost, "initial": initial}, out
+        return {"stated": stated, "case": case, "stated_cost": stated_cost, "initial": initial}, out
 
     def draw(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """Draw inputs from a seed."""

@@ -31,6 +31,7 @@ from kernelproof.grading.verdict import CountedKernel, Finding, Verdict
 from kernelproof.ground.errors import WrongInput
 
 BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until it takes fewer
+STATED_BUDGET = 8 * BUDGET  # most operations of a stated shape on which a solution is called after a smaller one
 # Torch counts as doing all of the work if it does this share of each kind of work that the reference does.
 ALL_WORK_SHARE = 0.9
 # The error of an output may always be this many times that of the reference in its own type.
@@ -105,26 +106,52 @@ class _Judge:
         """Judge all cases. Raises NotJudgeable."""
         judged = 0
         for case in self.task.cases:
-            with self._room() as reference_room, self._room() as solution_room:
-                opened = self._open_reference(reference_room, case)
-                if opened is None:
-                    continue
-                judged += 1
-                self.case = {k: v for k, v in (opened["case"] or {}).items() if isinstance(v, int)}
-                self.stated = opened["stated"] == opened["case"]
-                self.verdict.shapes.append(self.case)
-                try:
-                    self._judge_case(reference_room, solution_room, opened)
-                finally:
-                    self.remarks += solution_room.remarks
+            opened = self._judge_in_rooms(case)
+            if opened is None:
+                continue
+            judged += 1
             if not self.stated:
                 self._withdraw_findings(opened)
+            if self.verdict.findings:
+                return
+            if not self.stated and opened["stated_cost"] <= STATED_BUDGET:
+                self._judge_as_stated(opened)
+            elif not self.stated:
+                self.remarks.append("judged on a smaller shape than the stated one, which takes too long to emulate")
             if self.verdict.findings or self.verdict.not_checked:
                 return
         if not judged:
             raise NotJudgeable("all of its shapes are too large to be emulated")
-        if not self.stated:
-            self.remarks.append("judged on a smaller shape than the stated one, which takes too long to emulate")
+
+    def _judge_in_rooms(self, case: dict[str, Any] | None, most_draws: int | None = None) -> wire.Message | None:
+        """Judge one case in new rooms, on all draws or the first ones; returns the opened reference, or None if the
+        case is too large. Raises NotJudgeable."""
+        with self._room() as reference_room, self._room() as solution_room:
+            opened = self._open_reference(reference_room, case)
+            if opened is None:
+                return None
+            self.draws = self.draws[:most_draws]
+            self.case = {k: v for k, v in (opened["case"] or {}).items() if isinstance(v, int)}
+            self.stated = opened["stated"] == opened["case"]
+            self.verdict.shapes.append(self.case)
+            try:
+                self._judge_case(reference_room, solution_room, opened)
+            finally:
+                self.remarks += solution_room.remarks
+        return opened
+
+    def _judge_as_stated(self, opened: wire.Message) -> None:
+        """Judge a solution also on the stated shape, on normal inputs only: its launches may not fit that shape, or fit
+        no other one. Raises NotJudgeable."""
+        excused, self.verdict.not_checked = self.verdict.not_checked, []
+        try:
+            self._judge_in_rooms(opened["stated"], 2)
+        except (NotJudgeable, WrongInput) as error:
+            self.remarks.append(f"judged on a smaller shape than the stated one: {error}")
+            self.verdict.not_checked += excused
+            return
+        self.remarks += excused
+        self.remarks.append("on the stated shape it was called with normal inputs only, on a smaller one with all")
 
     def _withdraw_findings(self, opened: wire.Message) -> None:
         """Withdraw findings on a smaller shape if the solution's text contains a size of the stated shape. The solution
@@ -139,8 +166,8 @@ class _Judge:
                 finding for finding in self.verdict.findings if finding.rule in SIZE_INDEPENDENT_RULES
             ]
             self.verdict.not_checked.append(
-                f"the stated shape takes too long to emulate, and the text has {named[0]}, a size of it; "
-                f"on the smaller shape {self.case}: {excused[0].message}"
+                f"the text has {named[0]}, a size of the stated shape, for which alone it may be made; on the smaller "
+                f"shape {self.case}: {excused[0].message}"
             )
 
     def _room(self) -> Any:

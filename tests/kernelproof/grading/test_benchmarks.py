@@ -219,6 +219,33 @@ def test_a_solution_for_the_stated_shape_alone_is_not_wrong_on_a_smaller_one(fol
     assert judged(with_call(torch_alone), folder / "model.py").outcome == "wrong"
 
 
+# The stated shape has 600 x 10 elements.
+SCALED = solutions.REFERENCE.replace("self.linear(x)", "x").replace("= 64", "= 600").replace("= 1024", "= 10")
+GRIDS = {
+    "<<<12, 256>>>": "wrong", "<<<(n + 255) / 256, 256>>>": "right",
+    "<<<(n == 6 * 1000 ? 24 : 1), 256>>>": "wrong", "<<<(n == 6000 ? 24 : 1), 256>>>": "right",
+}  # fmt: skip
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", GRIDS)
+def test_launches_are_tried_on_the_stated_shape(folder: Path, monkeypatch: pytest.MonkeyPatch, grid: str) -> None:
+    """One launch is too small for the stated shape, and two fit no other one; the text of the last has its size."""
+    pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import judgement
+
+    monkeypatch.setattr(judgement, "BUDGET", 10_000)
+    monkeypatch.setattr(judgement, "STATED_BUDGET", 100_000)
+    (folder / "scaled.py").write_text(SCALED)
+    text = with_call("return ext.launch(x)").replace("<<<(n + 255) / 256, 256>>>", grid)
+    verdict = judged(text, folder / "scaled.py")
+    assert verdict.outcome == GRIDS[grid], str(verdict)
+    shapes = [shape["batch"] for shape in verdict.shapes]
+    assert shapes[0] < 600
+    assert shapes[1:] == ([] if "* 1000" in grid else [600])
+
+
 @pytest.mark.slow
 def test_an_inherited_reference_is_no_solution(folder: Path) -> None:
     text = solutions.REFERENCE + "\nclass ModelNew(Model):\n    pass\n"
