@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# Names of the browser on PATH, and its arguments.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless",
@@ -32,6 +33,7 @@ FLAGS = (
     "--remote-debugging-pipe",
     "--window-size=1280,900",
 )
+# How long an answer may take.
 PATIENCE_S = 60.0
 
 
@@ -110,6 +112,7 @@ class Page:
         return result
 
     def _read(self, deadline: float) -> dict[str, Any]:
+        """The next message, read before ``deadline``, a time of ``time.monotonic``. Raises BrowserError."""
         while b"\0" not in self._rest:
             if not select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise BrowserError(f"the browser said nothing for {PATIENCE_S:.0f} s")
@@ -122,6 +125,7 @@ class Page:
         return message_fields
 
     def _handle(self, event: dict[str, Any]) -> None:
+        """Notes what an event says of the page."""
         method, parameters = event.get("method"), event.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded = True

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 
+# The program of the process that forks.
 START = "from tests.commands import serve; serve({program!r})"
 # Modules of a program: the command line and the modules that its verbs import.
 IMPORTED_AHEAD = {

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# Whether this is ``make thorough``.
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 

@@ -77,6 +77,7 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
+# Folders of ``kernelproof`` that have documented names.
 ROOMS = ["certificates", "emulator", "grading", "profile", "sass"]
 
 

@@ -12,6 +12,7 @@ from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.ground.chips import GPUS
 from scripts.sentryward import Answer, Comparison, input_of, table
 
+# A kernel with parameters of every kind.
 PTX = """
 .version 8.7
 .target sm_100a

@@ -24,6 +24,7 @@ class Adversary:
 
     @property
     def name(self) -> str:
+        """The class's name."""
         return type(self).__name__
 
     detail = ""
@@ -31,9 +32,11 @@ class Adversary:
     def prepare(self, problem: Problem, race: Any) -> None: ...
 
     def close(self) -> None:
+        """Closes the right contender."""
         self.right.close()  # type: ignore[attr-defined]
 
     def bind(self, operands: Operands) -> Call:
+        """The faulty call; each subclass has its own."""
         raise NotImplementedError
 
 

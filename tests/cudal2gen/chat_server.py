@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# A step of a script: answers one request.
 Step = Callable[["Handler"], None]
 
 
@@ -28,6 +29,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """The server's address for clients."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -41,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
+        """Answers a request by the next step of the script, and notes it with its faults."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/chat/completions" or not {"model", "messages"} <= body.keys():
             self.server.faults.append(f"{self.path}: {sorted(body)}")

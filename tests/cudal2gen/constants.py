@@ -10,6 +10,7 @@ from kernelproof.emulator import Mutant
 # Instructions with an immediate operand that compute addresses, stages and predicates; the last number is the
 # immediate.
 _COMPUTES = re.compile(r"\s*(add|sub|mul|mad|and|or|xor|shl|shr|bfi|setp|selp|mov)\.\S+\s.*?(?<![\w.])(-?\d+);$")
+# Accesses whose address has an immediate.
 _ADDRESSES = re.compile(r"\s*(?:@\S+\s+)?(?:ld|st|ldmatrix|cp)\.(?!param)\S+\s.*\[[%\w]+(\+\d+)?\]")
 
 

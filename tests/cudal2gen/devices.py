@@ -12,6 +12,7 @@ from cudal2gen.launch.gpu import Absent, Call, CardReading, KernelContender, Rac
 from cudal2gen.launch.operands import Operands, draw
 from cudal2gen.results import Environment
 
+# An H200 with invented facts.
 ENVIRONMENT = Environment(
     id="fake", gpu="h200", name="NVIDIA H200", capability="9.0", sms=132, l2_bytes=1 << 16, memory_bytes=1 << 37,
     max_sm_mhz=1980, max_memory_mhz=3201, memory_bus_bits=6144, power_limit_w=700.0, ecc=True, driver="580.1",
@@ -22,7 +23,7 @@ ENVIRONMENT = Environment(
 class FakeDevice:
     """A ``gpu.MeasuringDevice`` whose clock only advances by ``spend`` and ``sleep``.
 
-    ``drift``: the share by which the device slows down with every second of its own time.
+    ``drift``: the share by which the device slows down with every second of its own time. ``log``: what took time.
     """
 
     def __init__(self, drift: float = 0.0, environment: Environment = ENVIRONMENT) -> None:
@@ -35,10 +36,12 @@ class FakeDevice:
         self._products: dict[int, Any] = {}
 
     def spend(self, us: float, name: str = "") -> None:
+        """Takes time on the clock. ``name``: what takes it, for ``log``."""
         self.time += us * (1 + self.drift * self.time) * 1e-6
         self.log.append(name)
 
     def stream(self) -> int:
+        """An invented handle."""
         return 7
 
     def empty(self, *shape: int) -> Any:
@@ -51,6 +54,7 @@ class FakeDevice:
         return buffer[start : start + size].reshape(shape)
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
+        """``count`` sets of operands on the CPU, drawn by a seed."""
         import torch
 
         self._products.clear()
@@ -64,6 +68,8 @@ class FakeDevice:
         return self._products[key]
 
     def capture(self, calls: Sequence[Call]) -> Call:
+        """A replay that makes the calls."""
+
         def replay() -> None:
             for call in calls:
                 call()
@@ -71,31 +77,41 @@ class FakeDevice:
         return replay
 
     def elapsed_us(self, run: Call, before: Call) -> float:
+        """The microseconds of ``run`` on the clock, after ``before``."""
         before()
         start = self.time
         run()
         return (self.time - start) * 1e6
 
     def evict(self) -> None:
+        """Counts an eviction of the L2, which takes 45 us."""
         self.evictions += 1
         self.spend(45.0, "evict")
 
     def synchronize(self) -> None:
+        """Takes 1 us."""
         self.time += 1e-6
 
     def now(self) -> float:
+        """The seconds of the clock."""
         return self.time
 
     def sleep(self, seconds: float) -> None:
+        """Advances the clock."""
         self.log.append("sleep")
         self.time += seconds
 
     def reading(self) -> CardReading:
+        """A reading of clocks and power, which is throttled after the first second."""
         return CardReading(1755, 3201, 650.0, 60, frozenset({"SwPowerCap"} if self.time > 1 else ()))
 
 
 class FakeProduct:
-    """A contender that computes with torch and takes ``us`` microseconds with relative noise ``noise``."""
+    """A contender that computes with torch and takes ``us`` microseconds with relative noise ``noise``.
+
+    ``faulty``: called after each launch with the operands and the number of launches so far, to spoil the result.
+    ``absent``: the reason for which it cannot run, "" if it can.
+    """
 
     detail = "a fake"
 
@@ -114,11 +130,13 @@ class FakeProduct:
         self.launches = 0
 
     def prepare(self, problem: Problem, race: Race) -> None:
+        """Sets the time of a call, or raises Absent with the reason ``absent``."""
         if self.absent:
             raise Absent(self.absent)
         self.cost = self.us(problem) if callable(self.us) else self.us
 
     def bind(self, operands: Operands) -> Call:
+        """A call that stores the product, lets ``faulty`` spoil it, and takes its time."""
         product = self.device.product(operands)
 
         def call() -> None:
@@ -142,10 +160,12 @@ class FakeKernel(FakeProduct, KernelContender):
         self.digest = record.name
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
+        """The call, and one that only copies for padding."""
         if self.copies_us is None:
             return self.bind(operands), None
         spent = self.copies_us
         return self.bind(operands), lambda: self.device.spend(spent, "copies")
 
     def close(self) -> None:
+        """Notes the end in the log of the device."""
         self.device.log.append("closed")

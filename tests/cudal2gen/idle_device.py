@@ -18,6 +18,7 @@ from tests.cudal2gen.paths import small
 if TYPE_CHECKING:
     import torch
 
+# An invented stream.
 STREAM = 0x77
 
 
@@ -31,21 +32,27 @@ class IdleDevice:
         self.place = MemoryPlace(stream=STREAM) if native else None
 
     def runtime(self, cuda: int) -> Path:
+        """The idle runtime, whatever CUDA is asked for."""
         return self.runtime_library
 
     def stream(self) -> int:
+        """The stream of all calls."""
         return STREAM
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """A tensor of the CPU."""
         return like.new_empty(shape)
 
     def capturing(self) -> bool:
+        """No stream is captured."""
         return False
 
     def meter(self) -> Meter:
+        """Raises GpuError: nothing can be timed."""
         raise GpuError("it has no clock")
 
     def current(self) -> AbstractContextManager[None]:
+        """Nothing needs to be made current."""
         return nullcontext()
 
 

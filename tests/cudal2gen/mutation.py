@@ -22,16 +22,20 @@ from kernelproof.emulator import ARITHMETIC, Mutant, mutants
 
 # Remarks that none of our kernels has: they neither exit in the middle of a phase nor leave out a fence of tcgen05.
 TELLING_REMARKS = ("lint", "benign, tcgen05-fence")
+# The families whose kernels wait at mbarriers.
 MBARRIER_FAMILIES = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
 LOOP_ROOM = 1000  # instead of ten thousand, so that an endless mutant takes a second or less
+# Reasons why a mutant behaves like the kernel.
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
+# What names of mutants of asynchronous instructions contain; and instructions that touch memory or end a path.
 ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|tcgen05|griddep|bar\.|mapa")
 TOUCHES_MEMORY = re.compile(
     r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)"
 )
 # A copy's inline assembly has its own predicate. The line before the copy sets it from a register.
 COPY_PREDICATE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
+# A copy of 16 bytes, of which a register says how many are read.
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
@@ -86,6 +90,7 @@ def text_faults(text: str) -> list[TextFault]:
     ]
 
 
+# Further reasons: why a predicate always holds, and others.
 ALWAYS_TRUE = ("the predicate is the constant 1", "the launcher refuses k < 1, so the first k-tile is always copied")
 ELEMENTS_AS_VECTORS = "the path element by element stores what the vector path stores"
 COUNTER_BESIDE = "every CTA counts in the counter beside its tile's, which is zero before and after the launch alike"

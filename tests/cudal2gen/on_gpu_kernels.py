@@ -29,6 +29,7 @@ def kernels() -> list[Record]:
     return list(records.values())
 
 
+# Sampled sizes, and how many of them have a record with B (n,k), and also one with B (k,n).
 SIZE_COUNT, TN_COUNT, NN_COUNT = 200, 24, 4
 
 

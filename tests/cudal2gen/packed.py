@@ -14,9 +14,10 @@ from cudal2gen.results.choice import Row, Table, tabulate
 from kernelproof.ground import toolchain
 from tests.cudal2gen.paths import small
 
+# No measurements.
 NOTHING = Measurements({}, [])
 # Records with tiles of 32x32x64: for any shape; for whole tiles, so others are padded; for B (k,n); with split k; with
-# fp16 sums.
+# fp16 sums; with CTAs in bands of columns.
 RECORDS: dict[str, Record] = {
     "predicated": small(acc="f32", padding="predicate", m=64, n=64, k=128),
     "whole": small(acc="f32", m=96, n=96, k=64),
@@ -28,7 +29,8 @@ RECORDS: dict[str, Record] = {
 
 
 def row(record: Record, number: int, low: float, us: float = 100.0, products: int = 1) -> Row:
-    """A measurement by which the kernel is ``low`` times as fast as torch.matmul."""
+    """A measurement by which the kernel is at least ``low`` times as fast as torch.matmul. ``number``: that of the
+    kernel in its table. ``us``: the kernel's microseconds."""
     speedup = (low + 0.01, low, low + 0.02)
     sizes = (record.m, record.n, record.k)
     state = "cold L2, torch.matmul"
@@ -37,7 +39,8 @@ def row(record: Record, number: int, low: float, us: float = 100.0, products: in
 
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:
-    """A table of built kernels. ``lows``: the speedups of measured records by their numbers."""
+    """A table of built kernels. ``lows``: the least speedups of measured records by their numbers. ``bandwidth``: that
+    of device memory, as in ``Table``."""
     digests = {record.name: artifact.digest for record, artifact in zip(records, compiler.build(records), strict=True)}
     table = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
     return replace(table, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)
@@ -50,4 +53,5 @@ def files(table: Table, with_ptx: bool = True) -> dict[str, bytes]:
 
 
 def folder(table: Table, target: Path, with_ptx: bool = True) -> Path:
+    """Writes the pack of a table into a new folder, which it returns."""
     return pack.write_folder(files(table, with_ptx), target)

@@ -24,8 +24,10 @@ from cudal2gen.kernel import (
 from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
 from cudal2gen.kernel.problem import Batch, Layout, aligned, rows_along_k
 
+# The origin of the plain records.
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
+# A plain record of each family, as JSON fields.
 MULTISTAGE: dict[str, Any] = {
     "gpu": "a100",
     "acc": "f16",
@@ -167,6 +169,7 @@ WARPS: dict[str, Any] = {
     "pdl": False,
     "min_blocks": 1,
 }
+# Changes of MULTISTAGE for a small tile and problem.
 SMALL: dict[str, Any] = {
     "bm": 32,
     "bn": 32,
@@ -190,6 +193,7 @@ class Maker(Generic[Made]):
     fields: dict[str, Any]
 
     def __call__(self, **changes: Any) -> Made:
+        """The plain record with these changes. Raises IllegalRecord."""
         record = parse(self.fields | changes)
         assert isinstance(record, self.family)
         return record
@@ -204,19 +208,23 @@ single_shot = Maker(Sm90Small, SINGLE_SHOT)
 
 
 def prefetch(kind: str, distance: int | None = None) -> dict[str, Any]:
+    """The change of a record to this way of prefetching."""
     return {"prefetch": {"kind": kind, "distance": distance}}
 
 
+# Changes of MULTISTAGE, each a way to store D.
 STAGED_16 = {"r2s_bytes": 16, "smem_swizzle_c": None}
 STAGED_8 = {"r2s_bytes": 8, "smem_swizzle_c": None}
 TO_GLOBAL = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
 STRAIGHT = {"epilogue": "direct", "c_batch": None}
 
+# The number of tiles along an axis of D.
 problem_sizes = st.integers(1, 4)
 layouts = st.sampled_from(get_args(Layout))
 
 
 def _divisors(number: int, of: tuple[int, ...]) -> list[int]:
+    """The candidates in ``of`` that divide a number."""
     return [divisor for divisor in of if number % divisor == 0]
 
 
@@ -333,9 +341,10 @@ def _rows_of_a(draw: st.DrawFn, layout: Layout, bm: int, short: int) -> int:
 def _ring(
     draw: st.DrawFn, tile: tuple[int, int, int], ring_bytes: int, swap_ab: bool, split_k: int, stream_k: bool
 ) -> dict[str, Any]:
-    """Draws the problem and the fields that all records with a TMA ring have. ``tile``: bm, bn, bk."""
+    """Draws the problem and the fields that all records with a TMA ring have. ``tile``: bm, bn, bk. ``ring_bytes``: the
+    most shared memory of the ring."""
     bm, bn, bk = tile
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # in whole vectors
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # elements that rows lack to whole vectors of 8
     layout = draw(layouts)
     return {
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
@@ -450,7 +459,7 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     """Legal sm90_small records."""
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
     split_k, k_chunks = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # in whole vectors
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # elements that rows lack to whole vectors of 8
     layout = draw(layouts)
     try:
         return single_shot(
@@ -514,7 +523,7 @@ def records_of_any_product(
             return record.at(problem, **record.output_fields(problem))
         except IllegalRecord:
             continue
-    # Wider buffers of D.
+    # The record has no room for the wider buffers of an fp32 D.
     assume(False)
     raise AssertionError
 

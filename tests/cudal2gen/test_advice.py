@@ -22,6 +22,7 @@ from cudal2gen.kernel.suggestions import WORDS
 from kernelproof.ground.errors import UserError
 from tests.draws import THOROUGH
 
+# The number of drawn edits, and the families whose texts are written elsewhere.
 EDITS = 5000 if THOROUGH else 60
 WRITTEN = [family for family in FAMILIES.values() if family.TEXTUAL]
 

@@ -54,6 +54,7 @@ class Waiting(Clock):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        """Says that a sample has begun, and waits for the test."""
         self.begun.set()
         assert self.go_on.wait(300)
         return super().elapsed_us(call, times)
@@ -144,6 +145,7 @@ def test_compiled_calls_race_once(device: EmulatedDevice, once: dispatch.Dispatc
 
 # --- processes ---
 
+# The program of another process. Its arguments: a pack, and what it is to do.
 PROCESS = """
 import os, sys, threading, time
 from pathlib import Path
@@ -245,6 +247,7 @@ def test_deterministic_algorithms_begin_no_race(
         assert sum(dispatcher.stats()["kernel"].values()) == 1
 
 
+# A part of the reason that ``explain`` gives.
 RULE = "what was measured counts, and nothing is measured anew"
 
 

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def device() -> FakeDevice:
+    """A device whose clock advances by calls."""
     return FakeDevice()
 
 
@@ -38,6 +39,7 @@ def library(monkeypatch: pytest.MonkeyPatch, device: FakeDevice) -> vendor.Libra
 
 
 def problem(acc: str = "f32", m: int = 40, n: int = 24, k: int = 72) -> Problem:
+    """A problem of the H200 with these sizes."""
     return Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
 
 
@@ -276,6 +278,7 @@ def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> No
     assert float((operands.d.float() - operands.a.float() @ operands.b.float().T).abs().max()) < 0.05
 
 
+# A program that runs the Triton baseline.
 TRITON = """
 import sys
 from pathlib import Path

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.torch
 
 # Kernels for few rows (which splits k) and for many. Each also exists with a bias and for strided batches.
 FEW, MANY = packed.RECORDS["split"], packed.RECORDS["predicated"]
+# By kernel: its own problem's sizes.
 SIZES = {record.name: {"m": record.m, "n": record.n, "k": record.k} for record in (FEW, MANY)}
 PLAIN = {"acc": "f32", "padding": "predicate"}
 VARIANTS = [
@@ -41,10 +42,12 @@ VARIANTS = [
 LAYOUT_NN = [  # B stored (k,n), as gradients need it
     small(**PLAIN, **SIZES[record.name], split_k=record.split_k, layout="nn") for record in (FEW, MANY)
 ]
+# Two grouped kernels whose k-tiles differ.
 GROUPED = [
     small(**PLAIN, m=64, n=64, k=128, batch="grouped"),
     small(**PLAIN, m=64, n=64, k=128, bk=32, batch="grouped"),
 ]
+# Sizes of the products, and the rows of the largest A.
 N, K = 40, 256
 ROWS = 70
 
@@ -67,6 +70,7 @@ def device() -> Iterator[EmulatedDevice]:
 
 @pytest.fixture
 def kernels(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes the nearest kernel, measured or not."""
     with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
         yield dispatcher
 
@@ -245,6 +249,7 @@ def test_the_variable_demands_it_of_every_call(device: EmulatedDevice, kernels: 
 
 
 def dispatch_pair(x: Any, w1: Any, w3: Any) -> Any:
+    """``gated_pair`` with SiLU."""
     from cudal2gen.operators.fused_operators import gated_pair
 
     return gated_pair(x, w1, w3, "silu")
@@ -392,6 +397,7 @@ def test_the_choice_is_by_modelled_times_of_all_rows_and_kept() -> None:
 
 
 def problem_at(problem: Problem, m: int) -> Problem:
+    """The problem with another number of rows."""
     return problem.model_copy(update={"m": m})
 
 

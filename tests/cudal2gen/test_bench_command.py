@@ -32,6 +32,7 @@ class FakeCard(FakeDevice):
         super().__init__()
 
     def check(self, record: Record) -> None:
+        """Refuses records of another capability."""
         assert record.arch.startswith("sm_90")
 
 

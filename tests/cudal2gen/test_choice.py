@@ -26,6 +26,7 @@ from tests.cudal2gen.test_cli import error, run
 
 
 def kernel(record: Record) -> TableKernel:
+    """A kernel of a table, whose digest is its name."""
     return TableKernel(record.name, record.model_dump(mode="json"))
 
 
@@ -36,12 +37,14 @@ def use(record: Record, m: int, n: int, k: int, operands: LaunchOperands | None 
 
 
 def problem(m: int, n: int, k: int, **more: Any) -> Problem:
+    """A problem of the A100 with these sizes."""
     return Problem(**({"gpu": "a100", "acc": "f32", "layout": "tn", "m": m, "n": n, "k": k} | more))
 
 
 # --- which sizes and operands a binary serves ---
 
 
+# A kernel for any sizes, and one for whole tiles.
 PREDICATED = small(acc="f32", padding="predicate", m=64, n=64, k=128)
 WHOLE = small(acc="f32", m=96, n=96, k=64)
 
@@ -153,8 +156,8 @@ def test_a_padded_record_copies_what_is_launched_larger(name: str) -> None:
 
 
 def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth: float = 1e9) -> Table:
-    """A table in which the records with these numbers were measured at these speedups. ``bandwidth``: bytes a second of
-    device memory."""
+    """A table in which the records with these numbers were measured at these speedups. ``bandwidth``: that of
+    device memory in bytes a microsecond."""
     records = records or [PREDICATED, WHOLE]
     own = tabulate("a100", records, NOTHING)
     return replace(own, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
@@ -276,6 +279,7 @@ def test_the_vendor_computes_what_no_launcher_takes() -> None:
 # --- fused and batched problems ---
 
 
+# A kernel with a fusion, one for batches, and all three.
 FUSED = PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+silu"))
 BATCHED = PREDICATED.at(PREDICATED.problem.revised(batch="strided"))
 WITH_FUSED = [PREDICATED, FUSED, BATCHED]
@@ -385,6 +389,7 @@ def tabled(records: list[Record], measurements: list[results.Measurement], **mor
     return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, measurements), **more)
 
 
+# A record of an H200, and ratios of the times of two baselines in both states of the L2.
 RECORD = small(gpu="h200", acc="f32")
 EVEN = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3, "cublas-tn hot": 1.4}
 

@@ -13,6 +13,7 @@ from tests.cudal2gen.paths import IN_CLUSTER, TWO_CONSUMERS, ring
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.cudal2gen.test_wgmma_proofs import NO_WAIT, TRY_WAIT, Edit
 
+# Kernels whose clusters add slices of k.
 SUMS = ring(stages=2, split_k=2, **IN_CLUSTER)
 SWAPPED = ring(stages=2, split_k=4, swap_ab=True, bm=16, bn=64, atom_n=16, **IN_CLUSTER)  # 2 vectors for 4 CTAs
 COVERED: dict[str, Record] = {
@@ -27,6 +28,8 @@ BUILT_AHEAD = [*COVERED.values()]
 
 # The number of a wait in the text: for all rings to be free, and for the sums to arrive.
 FREED, ARRIVED = 1, 2
+# Patterns of the PTX in which faults are: the end of the products; a wait for parity 1; bytes that a CTA expects; the
+# address at another CTA; an arrival there; a vector that is sent; an addition; a loop that waits.
 LAST_WAIT, PARITY_1 = r"wgmma\.wait_group\.sync\.aligned 0;", r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 1;"
 EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (?P<bar>\[%r\d+\]), (?P<bytes>%r\d+);"
 REMOTE = r"mapa\.shared::cluster\.u32 (?P<to>%r\d+), (?P<at>%r\d+), (?P<rank>%r\d+);"

@@ -22,6 +22,7 @@ MNK = (1024, 1024, 1024)
 
 @pytest.fixture
 def random() -> np.random.Generator:
+    """A generator with the same numbers in every test."""
     return np.random.default_rng(0)
 
 
@@ -72,6 +73,7 @@ def test_every_fault_is_named(tmp_path: Path, random: np.random.Generator) -> No
     assert "max_sm_mhz not stated" in faults(tmp_path, row, max_sm_mhz=0)[0]
 
 
+# Changes of the environment of an H200, and the beginning of the fault; "" for none.
 CLAIMS = [
     ({"gpu": "h100"}, "gpu is h100, but NVIDIA H200 with 132 SMs is h200: "),
     (

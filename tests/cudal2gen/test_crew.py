@@ -31,6 +31,7 @@ from tests.processes import until
 
 require("openai")
 
+# The two problems, m n k.
 SIZES = ((64, 48, 64), (128, 48, 64))
 
 

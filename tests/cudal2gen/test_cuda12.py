@@ -32,6 +32,7 @@ from kernelproof.ground.toolchain import Toolchain, ToolchainError
 from tests.cudal2gen import idle_runtime, packed
 from tests.cudal2gen.paths import ring, small, tensor, warps
 
+# A kernel that is packed, and one with wgmma.
 RECORD = packed.RECORDS["predicated"]
 WGMMA = ring(acc="f32")
 BUILT_AHEAD = [RECORD]
@@ -62,6 +63,7 @@ def real() -> Path:
 
 @pytest.fixture(scope="module")
 def tools12() -> Toolchain:
+    """A toolchain whose ptxas is of CUDA 12.9."""
     return replace(toolchain.discover(), ptxas_version="12.9.86")
 
 
@@ -160,6 +162,7 @@ def test_a_wheel_of_cuda_12_has_a_version_of_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def launcher(tools12: Toolchain) -> Path:
+    """That toolchain's launcher."""
     return compiler.launcher(tools=tools12)
 
 

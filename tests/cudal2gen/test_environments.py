@@ -27,6 +27,7 @@ from tests.packages import require
 
 BUILT_AHEAD = [small(m=64, n=64, k=64)]
 NOWHERE = Path("/proc/none")  # no folder can be created there
+# Variables that name folders which cannot be created, and messages about them.
 UNWRITABLE_FOLDERS = {
     name: f"{NOWHERE}/{name}"
     for name in ("KERNELPROOF_CACHE_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")
@@ -49,6 +50,7 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
+# By verb: how it ends with these variables.
 SIZE = "--mnk 64_64_64"
 OUTCOMES = {
     "list": Outcome("--where structure=exact", 0),
@@ -189,6 +191,7 @@ def test_a_closed_socket_does_not_end_the_program_and_files_are_read_as_utf_8() 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"hung up\n{len(text)} \\xb5s\n", "")
 
 
+# A program that gets a signal while it imports the catalog.
 INTERRUPTED_PROGRAM = """
 import os, signal, sys
 

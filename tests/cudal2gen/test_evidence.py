@@ -19,6 +19,7 @@ from kernelproof.ground.errors import WrongInput
 from tests.cudal2gen.test_cli import run
 from tests.packages import require
 
+# Problems and tiles of the recorded files.
 SHAPES = [(m, 1024, k) for m in (256, 1024) for k in (512, 768, 1024, 2048, 3072, 4096)]
 TILES = [
     Tile(bm, bn, bk, stages, warps)

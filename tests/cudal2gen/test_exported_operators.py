@@ -27,12 +27,14 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         self.gate = torch.nn.Parameter(torch.randn(32, 16).bfloat16())
 
     def forward(self, x: Any, offs: Any) -> Any:
+        """All operators, one after the other. ``offs``: the ends of groups of rows."""
         d = cudal2gen.linear(x, self.weight, self.weight[0], activation="gelu")
         d = cudal2gen.swiglu(cudal2gen.linear(d, self.weight), self.gate)
         d = cudal2gen.grouped_mm(d, self.weight.expand(3, 16, 16), offs=offs)
         return cudal2gen.bmm(d[None], d.mT[None]) + cudal2gen.matmul(d, d.mT)
 
 
+# A program that loads an exported model (first argument) and compares its result (second argument).
 LOADS = """
 import sys
 {imports}

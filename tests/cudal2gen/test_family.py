@@ -21,6 +21,7 @@ from tests.cudal2gen.toy_family import WARPS, Toy
 
 
 def problem(**sizes: Any) -> Problem:
+    """A small problem of the A100, with other sizes or fields."""
     return Problem(**({"gpu": "a100", "acc": "f32", "layout": "tn", "m": 64, "n": 64, "k": 128} | sizes))
 
 

@@ -20,8 +20,9 @@ def way(record: Record) -> tuple[object, ...]:
     return record.family, summed, record.cluster_ctas > 1, claims, getattr(record, "epilogue", None)
 
 
+# The paths without batches and fusions.
 PLAIN = {name: record for name, record in PATHS.items() if not record.batched and not record.fusion}
-# a record of BRANCHES if there is one, since those are compiled anyway
+# By way: a record with it, one of BRANCHES if there is one, since those are compiled anyway.
 WAYS = {way(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
 EXECUTED = drawn([*WAYS.values()], 3)
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]

@@ -30,10 +30,12 @@ FORK = multiprocessing.get_context("fork")  # fast, and children inherit descrip
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """The file of a store in a folder that does not exist yet."""
     return tmp_path / "store" / "runs.jsonl"
 
 
 def runs(file: Path, card: str = "a card") -> FirstRuns:
+    """The first runs of kernels on a card, as one process sees them."""
     return FirstRuns(card, file)
 
 

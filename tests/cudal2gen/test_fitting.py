@@ -54,6 +54,7 @@ def check(record: Record, named: Fields, answer: Fit) -> None:
         assert difference.reason
 
 
+# Edits of a Hopper record.
 HOPPER = [
     *({"bn": bn} for bn in (192, 160, 96, 64)),
     *({"bm": bm} for bm in (64, 48, 16)),
@@ -66,6 +67,7 @@ HOPPER = [
     {"reduce": "cluster"},
     {"bm": 48, "bn": 192},
 ]
+# Edits of an Ampere record.
 AMPERE = [
     *({"bm": bm} for bm in (16, 48, 64, 96, 160, 256)),
     *({"bn": bn} for bn in (48, 64, 96, 160, 192)),

@@ -32,6 +32,7 @@ class Gated(nn.Module):  # type: ignore[misc]
         self.swapped = swapped
 
     def forward(self, x: Any) -> Any:
+        """down(act(gate(x)) * up(x)), or its factors swapped."""
         if self.swapped:
             return self.down_proj(self.up_proj(x) * self.act_fn(self.gate_proj(x)))
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
@@ -45,6 +46,7 @@ class Chain(nn.Module):  # type: ignore[misc]
         self.act, self.fc1, self.fc2, self.dropout = nn.GELU("tanh"), nn.Linear(32, 64), nn.Linear(64, 32), nn.Dropout()
 
     def forward(self, x: Any) -> Any:
+        """fc2(act(fc1(x)))."""
         return self.dropout(self.fc2(self.act(self.fc1(x))))
 
 
@@ -57,6 +59,7 @@ class Other(nn.Module):  # type: ignore[misc]
         self.act_fn = nn.SiLU()
 
     def forward(self, x: Any) -> Any:
+        """Twice what a gated layer computes."""
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 2)
 
 
@@ -64,6 +67,7 @@ class DataDependent(Other):
     """A module whose result depends on a value of its input, so that it cannot be traced."""
 
     def forward(self, x: Any) -> Any:
+        """One of two layers, by the sign of the sum of x."""
         return self.up_proj(x) if float(x.sum()) > 0 else self.act_fn(self.gate_proj(x))
 
 
@@ -75,6 +79,7 @@ def sequential() -> Any:
     )
 
 
+# A model, and the layers that are fused into one call each.
 MODELS = {
     "sequential": (sequential, "0, 1; 2, 3"),
     "chain": (Chain, "fc1, act"),
@@ -85,6 +90,7 @@ MODELS = {
 
 @pytest.fixture
 def x() -> Any:
+    """An input of 2 x 5 rows in bf16."""
     return torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
@@ -258,6 +264,7 @@ def test_a_fused_model_compiles_and_is_not_scripted(name: str, x: Any) -> None:
 
 # --- transformers' models ---
 
+# Two sequences, and a small model's sizes.
 TOKENS = torch.arange(12).view(2, 6)
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
          "num_key_value_heads": 1, "max_position_embeddings": 64}  # fmt: skip
@@ -276,6 +283,7 @@ def language_model(name: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
+# By model: the fused modules, and their layers.
 FUSED = {
     "llama": {f"model.layers.{i}.mlp": "gate_proj, act_fn, up_proj" for i in range(2)},
     "mixtral": {f"model.layers.{i}.mlp.experts": "experts as grouped products" for i in range(2)},

@@ -29,11 +29,13 @@ from tests.cudal2gen.paths import FUSED, WIDE_TILE, once, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, direct, fusions
 from tests.draws import drawn
 
+# Pairs of an activation and the axis of a bias; one in three unless all are run.
 BIASED = drawn([*product(ACTIVATIONS, ("n", "m"))], 3)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the facts of a kernel's launch."""
     return tmp_path_factory.mktemp("kernel")
 
 
@@ -179,6 +181,7 @@ def test_a_plain_problem_prefers_plain_records() -> None:
 
 # --- what a launch takes ---
 
+# Kernels that take a C.
 TAKING = [small(fusion="bias_n+residual"), ring(fusion="residual", n=64), ring(fusion="residual", epilogue="direct")]
 TAKING += [small(fusion="residual+relu", padding="predicate", acc="f32", d="f32", **TO_GLOBAL)]
 
@@ -300,6 +303,7 @@ def test_a_gated_element_beyond_the_range_of_d_is_infinite() -> None:
 
 # --- faults of a kernel that its verdict must show ---
 
+# By what is wrong: a record, a part of its text, and the faulty text.
 FAULTS = {
     "the bias of the wrong column": Faulty(
         small(fusion="bias_n+silu"),

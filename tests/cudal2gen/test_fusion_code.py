@@ -12,6 +12,7 @@ from kernelproof import sass
 from tests.cudal2gen.strategies import multistage, wgmma
 from tests.draws import drawn
 
+# The problem of all tiles.
 SIZE = {"acc": "f32", "m": 4096, "n": 4096, "k": 4096}
 TILES: dict[str, Record] = {
     "sm_80 64x64": multistage(**SIZE, bm=64, bn=64, c_batch=2),
@@ -36,6 +37,7 @@ def fused(tile: str, fusion: str) -> Record:
     return record.at(record.problem.revised(fusion=fusion))
 
 
+# One in three tiles, unless all are compiled.
 COMPILED = drawn(list(TILES), 3)
 BUILT_AHEAD = [fused(tile, fusion) for tile in COMPILED for fusion in ("none", *MOST, *UNSPILLED[tile])]
 

@@ -29,6 +29,7 @@ from kernelproof.ground import toolchain
 from kernelproof.ground.toolchain import ToolchainError
 from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run
 
+# The verbs with their functions, and all fields of records.
 VERBS = {command.name: command.callback for command in cli.app.registered_commands}
 FIELDS = sorted({name for family in FAMILIES.values() for name in family.line_fields()})
 # Names in the folder in which an example runs.
@@ -36,6 +37,7 @@ PATHS = (
     "kernels.jsonl", "list.jsonl", "junk", "empty", "folder", "folder/new", "none/deep/x", "/proc/none/x", "/dev/null",
     "out.whl", "out", "m.py", "\udcff", "a\nb", "", ".", "n" * 300, "junk/x", "locked.jsonl", "bom.jsonl",
 )  # fmt: skip
+# Values of options, right and wrong.
 SIZES = ("64_64_64", "64_64_256", "4096_4096_64", "100_100_100", "1_1_1", "16777216_8_8", "0_1_1", "64_64", "9" * 30)
 MODELS = ("", ".", "..x", "a b", "m.py", "m.py:model", "m.py:none", "m.py:exits", "none.py", "json", "json:dumps", ":")
 NUMBERS = ("0", "1", "2", "-1", "1e9", "nan", "inf", "-inf", "x", "", "9" * 25, "9" * 5000, "0.5", "1_0", "٣")
@@ -86,6 +88,7 @@ def words(name: str, annotation: Any) -> st.SearchStrategy[list[str]]:
     return st.tuples(st.sampled_from(flags), *(values(part, option) for part in parts)).map(list)
 
 
+# By verb: what draws the words of each of its options.
 OPTIONS = {
     verb: [
         words(name, parameter.annotation)

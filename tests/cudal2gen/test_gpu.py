@@ -256,11 +256,13 @@ def test_nvml_is_asked_by_names_that_it_has(nvml: SimpleNamespace) -> None:
 
 @pytest.fixture
 def library() -> Path:
+    """The compiled launcher."""
     return compiler.launcher()
 
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
+    """An emulated A100."""
     with EmulatedDevice(small()) as device:
         yield device
 
@@ -400,6 +402,7 @@ def test_drawn_operands_are_aligned_and_the_same_b(monkeypatch: pytest.MonkeyPat
     assert torch.equal(again[2].b, sets[2].b)
 
 
+# A kernel with a bias, a C and factors, and one for batches.
 FUSED = small(fusion="alpha+bias_n+residual+silu", acc="f32")
 BATCHED = small(batch="strided")
 
@@ -457,6 +460,7 @@ def test_batches_that_a_kernel_does_not_take(
         kernel.bind(changed)
 
 
+# A kernel for groups.
 GROUPED = small(batch="grouped", padding="predicate")
 
 
@@ -515,6 +519,7 @@ def test_operands_off_16_bytes_are_copied(record: Record, device: EmulatedDevice
     assert torch.allclose(placed.d.double(), product, atol=0.3, rtol=0.01)
 
 
+# A program whose device never ends its work.
 HANGING = """
 import time
 from types import SimpleNamespace

@@ -152,11 +152,13 @@ SEARCH: dict[str, tuple[str, str]] = {
     "empty groups have no slots": ("begin + group * (kBM - 1)", "begin"),
     "a group that begins in the slot is passed over": ("<= slot) {", "< slot) {"),
 }
+# Faults of kernels with mma.sync.
 FAULTS = SEARCH | {
     "every group has the first B": ("gemm.b += group * gemm.groups.b;", ""),
     "rows of D are not those of A": ("gemm.d += int64_t(begin) * gemm.ldd", "gemm.d += int64_t(begin) * gemm.lda"),
     "the next group's rows are stored": ("gemm.m = end - begin", "gemm.m = gemm.m - begin"),
 }
+# Faults of kernels with tensor maps.
 OF_MAPS = {
     "every group has the first B": ("gemm.groups.b ? work.group : 0", "0"),
     "the next group's rows are stored": ("gemm.m = end;", ""),
@@ -168,6 +170,7 @@ OF_MAPS = {
 OF_FUSED: dict[str, tuple[str, str]] = {
     "rows of C are not those of D": ("gemm.fused.c += int64_t(begin) * gemm.fused.ldc;", ""),
 }
+# In which records the faults are.
 PLACES = [("plain", FAULTS), ("wgmma", OF_MAPS), ("fused", OF_FUSED)]
 PLACED = {(name, fault): Faulty(RECORDS[name], *texts) for name, faults in PLACES for fault, texts in faults.items()}
 BUILT_AHEAD = [*(RECORDS[name] for name in EXECUTED), *PLACED.values()]
@@ -207,6 +210,7 @@ def test_ends_out_of_order_store_nothing_outside_of_d(name: str, ends: list[int]
 
 # --- what is refused ---
 
+# A maker of records, changes, and the rule that they break.
 ILLEGAL = [
     (small, {"batch": "grouped"}, "padding=none: must be predicate for batch=grouped"),
     (small, {**GROUPED, "split_k": 2}, "split_k=2: must be 1 for batch=grouped"),
@@ -226,6 +230,7 @@ def test_what_groups_exclude_is_refused_in_words(make: Any, changes: dict[str, A
         make(**changes)
 
 
+# Changed arguments of a launch, its groups, and why the launcher refuses it.
 REFUSED = [
     ({}, None, "this kernel is grouped: launch it by cudal2gen_launch_grouped"),
     ({}, Groups(0, 2, 64), "needs the ends of its groups"),

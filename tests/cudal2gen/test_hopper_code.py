@@ -40,6 +40,7 @@ BOXES: list[tuple[dict[str, Any], int]] = [
 
 
 def record_of(changes: dict[str, Any]) -> Sm90Wgmma:
+    """The plain record with these changes."""
     return wgmma(**changes)
 
 
@@ -47,6 +48,7 @@ BUILT_AHEAD: list[Record] = [*(record_of(changes) for changes, _ in LOOPS + BOXE
 
 
 def ptx(record: Record) -> str:
+    """A record's PTX."""
     return compiler.build([record])[0].ptx.read_text()
 
 
@@ -91,6 +93,7 @@ def test_the_next_kernel_may_start_before_this_one_waits_and_touches_memory(path
     assert wait < min(accesses)
 
 
+# Beginnings of the instructions whose order counts.
 ACCESSES = (
     *("griddepcontrol.launch_dependents", "griddepcontrol.wait"),
     *("ld.global", "st.global", "cp.async.c", "cp.async.bulk"),

@@ -22,6 +22,7 @@ from tests.cudal2gen.paths import small
 from tests.packages import require
 from tests.processes import until
 
+# The variable by which commands use a stand-in for the GPU.
 REHEARSAL = {"CUDAL2GEN_GPU": "tests.cudal2gen.rehearsal:H200"}
 
 
@@ -43,11 +44,13 @@ class Place:
         }
 
     def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Starts a command with these variables."""
         environment = processes.marked(self.mark) | self._variables | (variables or {})
         command = [sys.executable, "-m", "cudal2gen", *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def rows(self, name: str) -> int:
+        """The number of rows of a stored file."""
         path = self.store / f"{name}.jsonl"
         return path.read_text().count("\n") if path.is_file() else 0
 

@@ -29,6 +29,7 @@ from tests.cudal2gen.strategies import direct, records
 from tests.draws import THOROUGH
 
 LAYOUTS: Sequence[Layout] = get_args(Layout)
+# A kernel for A (k,m) and B (k,n).
 PREDICATED = small(acc="f32", layout="nt", padding="predicate", m=64, n=64, k=128)
 BUILT_AHEAD = [PREDICATED]
 

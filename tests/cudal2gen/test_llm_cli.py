@@ -26,6 +26,7 @@ __all__ = ["own_catalog"]  # a fixture
 
 require("openai")
 
+# Arguments of a short search in the modelled environment.
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--evaluations", "6", "--mnk", "256_2048_64")
 
 

@@ -18,6 +18,7 @@ from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.search import Search
 
+# Two problems of different classes, and a measured gain with its interval.
 LARGE = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 FLAT = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
 

@@ -22,6 +22,7 @@ from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, FakePro
 
 pytestmark = pytest.mark.torch
 
+# A problem, its wgmma records, and what ptxas says of a kernel without spills.
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=128, n=256, k=128)
 RECORDS = [record for record in space.candidates(PROBLEM).records if record.family == "sm90_wgmma"]
 CLEAN = Ptxas("sm_90a", 168, 0, 0, 0, 0, 1)
@@ -41,16 +42,19 @@ class Shop:
         self.log: list[str] = []
 
     def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
+        """Each record's binary, or why it is not built."""
         self.log += [f"build {record.name}" for record in records]
         return [self.outcome(record) for record in records]
 
     def outcome(self, record: Record) -> Artifact | BuildError:
+        """The binary of a record: none if it does not compile, one with spills if that is its fault."""
         fault = self.faults.get(record.name)
         if fault == "compile":
             return BuildError(f"{record.name} does not compile\nline 7: expected a semicolon")
         return Artifact(Path(record.name), Ptxas("sm_90a", 168, 16, 8, 0, 0, 1) if fault == "spill" else CLEAN)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
+        """A verdict with a finding if that is the fault of the record."""
         self.log.append(f"judge {record.name}")
         findings = ("wrong-value: 3 elements",) if self.faults.get(record.name) == "verdict" else ()
         case = Case(
@@ -60,6 +64,7 @@ class Shop:
         return Verdict(record=record.name, digest=artifact.digest, on="h200", cases=(case,), counters={})
 
     def open(self, record: Record, artifact: Artifact) -> KernelContender:
+        """A contender with the record's time. Raises LaunchError if that is its fault."""
         if self.faults.get(record.name) == "launch":
             raise LaunchError(1, "cudaErrorInvalidValue")
         us = 0.01 if self.faults.get(record.name) == "too good" else self.us(record)

@@ -39,9 +39,11 @@ from cudal2gen.operators.plan_requests import TensorFacts  # noqa: E402
 __all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
 
+# The package, and two of its layers.
 PACKAGE = "cudal2gen"
 OPERATORS, MEASURING = f"{PACKAGE}.operators", f"{PACKAGE}.operators.measuring"
 NESTED = 8  # depth to which containers, objects and closures are searched
+# The most visits and climbs in a first call, and visits in a planned one.
 MOST_VISITS, MOST_CLIMBS, MOST_PLANNED_VISITS = 20, 3, 8
 MOST_CALLS = 60  # limit of calls of the operators' functions in a first call, with or without the operand
 
@@ -51,6 +53,7 @@ class Visit(str):
 
     @property
     def module(self) -> str:
+        """The function's module."""
         return self.partition(":")[0]
 
 
@@ -65,6 +68,7 @@ class Way:
     measuring: set[str] = field(default_factory=set)
 
     def report(self, title: str) -> None:
+        """Prints the way."""
         files = {visit.module for visit in self.visits}
         operators = [call for call in self.calls if call.module.startswith(OPERATORS)]
         print(f"{title}: {len(self.visits)} visits in {len(files)} files, {len(self.climbs)} climbs; of the operators")
@@ -108,6 +112,7 @@ def filled(cell: CellType) -> bool:
     return True
 
 
+# The import graph of a package, made once.
 graph_of = functools.cache(house.import_graph)
 
 
@@ -133,6 +138,7 @@ class Tracer:
         self._holds_now: dict[FrameType, bool] = {}
 
     def trace(self, call: Callable[[], object]) -> Way:
+        """The way of the operand through a call."""
         sys.setprofile(self._event)
         try:
             call()
@@ -141,6 +147,7 @@ class Tracer:
         return self.way
 
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
+        """Follows calls and returns of the package; the profiler of Python calls it."""
         if event not in ("call", "return") or not in_package(frame):
             return
         sys.setprofile(None)  # the inspection of locals must not be recorded
@@ -153,6 +160,7 @@ class Tracer:
             sys.setprofile(self._event)
 
     def _enter(self, frame: FrameType) -> None:
+        """Notes a call, and whether it visits the operand or climbs with it."""
         name, held = name_of(frame), self._held_by(frame)
         self._holds_now[frame] = held
         self.way.calls.append(name)
@@ -170,9 +178,12 @@ class Tracer:
             self.way.climbs.append((above, name))
 
     def _held_by(self, frame: FrameType) -> bool:
+        """Whether a function holds the operand now."""
         return any(self._holds(value, NESTED, set()) for value in list(frame.f_locals.values()))
 
     def _holds(self, value: Any, depth: int, seen: set[int]) -> bool:
+        """Whether a value is the operand or holds it, at most ``depth`` containers deep. ``seen``: ids of containers
+        already searched."""
         if isinstance(value, torch.Tensor):
             return value.is_cpu and value.untyped_storage().data_ptr() == self.storage
         if isinstance(value, TensorFacts):

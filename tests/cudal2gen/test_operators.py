@@ -45,6 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(directory: Path) -> pack.Pack:
+    """The pack of ``directory``."""
     return pack.open_pack(directory)
 
 
@@ -197,6 +198,7 @@ def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kerne
     assert ran(kernels) == (3, [])
 
 
+# Names in ``PATHS`` of kernels with tensor maps.
 HOPPER = [
     "wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "wgmma nt stream", "wgmma tt swapped", "once any n",
     "once split 2", "once nt",

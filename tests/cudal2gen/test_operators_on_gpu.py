@@ -33,6 +33,7 @@ from cudal2gen.operators import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.card, pytest.mark.torch]
 
+# Paired timings of each size.
 PAIRS = 7
 
 

@@ -49,9 +49,11 @@ def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], c
 
 @pytest.fixture(scope="module")
 def checkout_root() -> Path:
+    """The root of this checkout, for fixtures of the whole module."""
     return Path(__file__).parents[2]
 
 
+# A program's ``main``: a pack's folder -> its exit code.
 Main = Callable[[Path], int]
 
 
@@ -128,6 +130,7 @@ def test_c_refuses_what_python_refuses(
 
 # --- fused and batched kernels ---
 
+# A plain kernel, and the kernels of fused and batched products with the same tile.
 PREDICATED = packed.RECORDS["predicated"]
 LATER = [
     PREDICATED,
@@ -209,6 +212,7 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
         assert library.cudal2gen_pack_close(handle) == 0
 
 
+# A card: its name, capability, SMs, and bytes of shared memory that a block may have.
 SERVED = [
     ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10),
     ("NVIDIA A100 MIG 1g.5gb", (8, 0), 14, 163 << 10),
@@ -273,6 +277,7 @@ def test_c_asks_a_driver_that_refuses_an_image_once(example: Path, monkeypatch: 
         assert library.cudal2gen_pack_close(handle) == 0
 
 
+# Numbers of cudal2gen.h for ``prefer``, and a fusion of a bias and ReLU.
 MEASURED, NEAREST, INFERRED = 0, 1, 2
 RELU_WITH_BIAS = Fusion(bias=1, activation=1)
 

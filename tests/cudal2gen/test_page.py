@@ -16,6 +16,7 @@ from tests.browser import open_page, scroll_to
 from tests.cudal2gen.measured import H200, campaign, measurement, timing
 from tests.cudal2gen.reporting import EMPTY, HOSTILE
 
+# Problems of the report, and a script that counts the marks in its first chart.
 SHAPES = 120
 VISIBLE = "document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point').length"
 

@@ -30,6 +30,7 @@ from tests.packages import require
 torch = require("torch")
 pytestmark = pytest.mark.torch
 
+# The folder of the hosts' stand-ins.
 STAND_INS = Path(__file__).parent / "hosts"
 F32 = torch.float32
 
@@ -45,6 +46,7 @@ class Host(NamedTuple):
     calls: list[Any]
 
     def linear(self, *operands: Any) -> Any:
+        """The host's result of a layer: ``operands`` are the layer, its input and perhaps a bias."""
         return self.method().apply(*operands)
 
 
@@ -163,6 +165,7 @@ class Won(NamedTuple):
 
 @pytest.fixture(scope="module")
 def won_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack of a kernel that was measured as twice as fast as torch."""
     table = packed.table([packed.RECORDS["predicated"]], {0: 2.0})
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("won") / "a100"))
 

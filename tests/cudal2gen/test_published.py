@@ -11,6 +11,7 @@ from cudal2gen import places
 from cudal2gen.generation import catalog
 from scripts import published
 
+# How many kernels were published, by GPU and accumulator.
 KERNELS = {("a100", "f16"): 1000, ("a100", "f32"): 1000, ("rtx3090", "f32"): 736, ("h100", "f32"): 1000}
 
 

@@ -34,6 +34,7 @@ from tests.packages import require
 
 __all__ = ["own_catalog"]  # a fixture
 
+# The checkout, the problem of all searches, and the settings of small nodes.
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = {"object_store_memory": 80 << 20}

@@ -24,6 +24,7 @@ from tests.cudal2gen.test_ptx import instructions
 from tests.draws import drawn
 
 Array = NDArray[Any]
+# A load past the L1, and its registers.
 LOAD = re.compile(r"ld\.global\.cg\S*\s+(\{[^}]*\}|\S+),")
 
 
@@ -81,6 +82,7 @@ def test_the_last_ctas_trips_to_the_l2(record: MmaSyncKernel) -> None:
 
 
 WIDE: dict[str, Any] = {**TWO_CONSUMERS, "bn": 192, "atom_n": 192, "registers": [40, 232], "k": 4096}
+# Kernels that add slices of a workspace, and one that also shares tiles of the last wave.
 SHARED_RECORDS = [
     *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in drawn((2, 3, 4, 5, 8, 13, 16, 23, 64), 3)),
     wgmma(split_k=4, reduce="workspace", min_blocks=2, bm=64, bn=64, atom_n=64, consumers=1, registers=None, stages=2),
@@ -217,6 +219,7 @@ def in_order_only(k_starts: list[int], m: int, n: int, k: int) -> tuple[Array, A
     return a, b, 1.0
 
 
+# A kernel that adds four slices of k; kernels whose parts are added in the order of k, and SMs.
 SLICED = ring(split_k=4, reduce="workspace")
 ORDERED: list[tuple[Sm90Wgmma, int]] = [(SLICED, 4), (SLICED, 1), (ring(**SWAPPED, stream_k=True), 4), (STREAMED, 4)]
 
@@ -283,6 +286,7 @@ def test_mutants_of_the_sum_are_noticed(name: str, record: Sm90Wgmma, library: P
     assert any(outcome.findings or not (outcome.d == expected).all() for outcome in outcomes)
 
 
+# A kernel whose CTAs count in turns, and the instructions by which kernels return their counters to zero.
 TICKETS = small(split_k=2, padding="predicate")
 RETURNS = r"atom\.global\.inc\.u32\s+(%\w+, \[[^\]]*\]), 1;|st\.relaxed\.gpu\.global\.u32\s[^;]*;"
 

@@ -14,6 +14,7 @@ from scripts import rekey_verdicts
 from scripts.rekey_verdicts import Difference, Pair
 from tests.cudal2gen.strategies import multistage
 
+# A record, its text, and the same text with comments.
 RECORD = multistage()
 TEXT = render(RECORD)
 COMMENTED = TEXT.replace("\nnamespace", "\n\n// A line.\n/* Two\nlines. */\nnamespace", 1)

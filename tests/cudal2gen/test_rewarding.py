@@ -22,6 +22,7 @@ from tests.cudal2gen.chat_server import serving
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 from tests.cudal2gen.test_writing import ATTACKS, KERNELS, LOOP, SUMS, UNROLLED, block, writes
 
+# The weights of rewards, without ``alpha``.
 WEIGHTS = RewardWeights(alpha=0.0)
 
 
@@ -72,6 +73,7 @@ def test_exemplars_are_of_distinct_speeds_and_mostly_fast() -> None:
     assert exemplars.draw([], 3, "a") == []
 
 
+# What the question showed: the incumbent.
 SHOWN = json.dumps({"incumbent": {"text": gemm(), "launch": LAUNCH, "speed": 1.0}})
 
 

@@ -17,6 +17,7 @@ from kernelproof import emulator
 from kernelproof.ground.element import Element
 from tests.cudal2gen.paths import PATHS, small
 
+# Outputs of compute-sanitizer: without a finding, with a race, with a fault, and on a GPU that it refuses.
 CLEAN = "========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n========= ERROR SUMMARY: 0 errors\n"
 RACES = "========= COMPUTE-SANITIZER\nlaunching\n========= Error: Race reported between Write access at hgemm+0x40\n"
 FAULT = "========= COMPUTE-SANITIZER\nlaunching\n========= Invalid __global__ write of size 16\n=========   at x\n"

@@ -14,6 +14,7 @@ from cudal2gen.generation.compiler import Artifact
 from cudal2gen.validator import Shape, run_case
 from tests.cudal2gen.paths import PATHS
 
+# A kernel for a pair of CTAs.
 PAIR = PATHS["tensor pair nn f16"]
 # A problem of whole tiles, and one whose tiles exceed the matrix.
 SHAPES = (Shape(256, 64, 128), Shape(253, 123, 312))

@@ -28,6 +28,7 @@ from tests.cudal2gen.paths import PATHS, small
 
 pytestmark = pytest.mark.torch
 
+# Names in ``PATHS`` of the kernels that pass on the emulated device.
 EMULATED = ["single", "nn", "single f32", "zsplit", "persistent", "predicate nn", "pad", "split_k f32 zsplit"]
 EMULATED += ["baked k nn persistent", "small direct predicate", "small direct split_k", "small direct baked"]
 EMULATED += ["wgmma direct, any n", "wgmma cluster split 4 f16 nn", "once split 2"]
@@ -458,6 +459,7 @@ class TestTheCommand:
 
     @pytest.fixture
     def catalogued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A catalog of three records. Returns the folder of results."""
         monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path / "results"))
         monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "kernels.jsonl"))
         catalog.save([small(), small(acc="f32"), small(bn=64, m=128, n=128)], tmp_path / "kernels.jsonl")
@@ -465,6 +467,7 @@ class TestTheCommand:
 
     @pytest.fixture
     def card(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
+        """The device that the command opens, without a vendor's library."""
         with EmulatedDevice(small()) as card:
             monkeypatch.setattr(gpu, "connect", lambda index: card)
             monkeypatch.setattr(bench.vendor, "prepare", no_vendor)

@@ -28,6 +28,7 @@ from kernelproof.ground.workers import Lost
 from tests import commands
 from tests.cudal2gen.rehearsal import LAUNCH_US
 
+# The problem, its record in the catalog, and the values of a grid around it.
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=1024, k=256)
 START = catalog.find(PROBLEM).record
 CHOICES = {"bn": (32, 64), "stages": (2, 4)}

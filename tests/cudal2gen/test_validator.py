@@ -40,6 +40,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 # ``make test`` executes every branch, and one in this many of the paths that only add values and combinations.
 REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 60)
+# The paths that are executed, with their numbers.
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHES or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
@@ -169,6 +170,7 @@ def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
 
 
 DRAWN = 8 if THOROUGH else 2  # records of one example
+# Drawn records whose tiles are soon executed.
 SMALL_TILES = records.filter(lambda record: record.bm * record.bn <= 128 * 128)
 # Changes of fields of sm80_multistage, of which ``variants`` combines some.
 CHANGES: list[dict[str, Any]] = [

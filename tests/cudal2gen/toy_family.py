@@ -14,6 +14,7 @@ from pydantic import Field
 from cudal2gen.kernel import Fields, Problem, Record
 from cudal2gen.kernel.launch import Tiles
 
+# Numbers of warps that a record may have.
 WARPS = (1, 2, 4)
 
 

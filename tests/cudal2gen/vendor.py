@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+# cuBLAS codes of a transposed and of a plain operand, and of the types in which it accumulates.
 T, N = 1, 0
 COMPUTE = {64: np.float16, 68: np.float32}
 
@@ -46,8 +47,16 @@ def product(a: Any, b: Any, compute: int) -> Any:
 
 @dataclass
 class Library:
-    """The state of both libraries. ``times``: microseconds of cuBLASLt's algorithms, in the order of its heuristic.
-    ``loading_us``: the additional time of the first call of each."""
+    """The state of both libraries.
+
+    - ``spend``: called with the microseconds and the name of each product.
+    - ``times``: microseconds of cuBLASLt's algorithms, in the order of its heuristic; ``loading_us``: the additional
+      time of the first call of each, and ``loaded``: the numbers of those that were called.
+    - ``refused``: the numbers of algorithms that raise ``error`` when they are called.
+    - ``objects``: the facts of each handle, descriptor, layout and preference by its number, also after its end.
+    - ``computes``, ``streams``, ``workspace_limits``, ``heuristics``: the compute types and streams of all products so
+      far, and the workspace limits and the number of questions to the heuristic.
+    """
 
     spend: Callable[[float, str], None]
     times: list[float] = field(default_factory=lambda: [10.0])
@@ -63,22 +72,28 @@ class Library:
     workspace_limits: list[int] = field(default_factory=list)
 
     def _new(self, **facts: Any) -> int:
+        """Makes an object with these facts, and returns its number."""
         number = 1000 + len(self.objects)
         self.objects[number] = {"alive": True, **facts}
         return number
 
     def _get(self, number: int) -> dict[str, Any]:
+        """The facts of an object that exists."""
         assert self.objects[number]["alive"], "used after it was destroyed"
         return self.objects[number]
 
     def _end(self, number: int) -> None:
+        """Destroys an object."""
         assert self.objects[number]["alive"], "destroyed twice"
         self.objects[number]["alive"] = False
 
     def alive(self, kind: str) -> int:
+        """The number of objects of this kind that exist."""
         return sum(facts["alive"] and facts["kind"] == kind for facts in self.objects.values())
 
     def blas(self) -> dict[str, Callable[..., Any]]:
+        """cuBLAS's functions by name."""
+
         def set_workspace(handle: int, workspace: int, size: int) -> None:
             self._get(handle)["workspace"] = size
 
@@ -107,6 +122,8 @@ class Library:
         }
 
     def lt(self) -> dict[str, Callable[..., Any]]:
+        """cuBLASLt's functions by name."""
+
         def get_heuristic(
             light_handle: int, operation_desc: int, adesc: int, bdesc: int, cdesc: int, ddesc: int, preference: int,
             requested_algo_count: int, heuristic_results_array: int, return_algo_count: int,
@@ -158,6 +175,7 @@ class Library:
 
             return set_value
 
+        # Every attribute of an algorithm is its number in the order of the heuristic.
         def config(algo: int, attr: int, buf: int, size_in_bytes: int, size_written: int) -> None:
             first = (ctypes.c_uint8 * 1).from_address(algo)[0]
             (ctypes.c_uint8 * size_in_bytes).from_address(buf)[0] = first

@@ -9,6 +9,7 @@ from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.profile.figures import Advice, Issue, Line, MainLoop, Profile, Time
 from kernelproof.profile.occupancy import occupancy
 
+# A line of CUDA whose characters mean something in HTML and Markdown.
 HOSTILE = "<script>alert('x')</script> & \"quotes\" | `x`"
 
 LINES = (

@@ -19,6 +19,7 @@ from kernelproof.ground import process_tree, toolchain
 from tests.kernelproof.emulator.build import stored
 from tests.kernelproof.emulator.rule_examples import OF_CHECKS, examples
 
+# A kernel with a shared array; TARGET and SHARED are replaced.
 PTX = """.version 8.0
 .target TARGET
 .address_size 64

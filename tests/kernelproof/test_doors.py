@@ -19,6 +19,7 @@ from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
 from kernelproof.mcp_server.requests import Request
 
+# A kernel that does nothing.
 KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x) { ret; }\n"
 # Every character that a POSIX shell interprets, either alone or at the beginning of an operator.
 METACHARACTERS = [*"`$\\\"'|&;<>(){}[]*?!~#^ \t\n\r\x7f", "$(", "&&", "||", ">>", "<<<", "\\\n", "';", '";', "${IFS}"]

@@ -27,12 +27,15 @@ from tests.packages import require
 
 anyio = require("anyio")
 mcp = require("mcp")
+# The guide whose examples run, and the server's limit of a call in seconds.
 GUIDE = Path(__file__).parents[2] / "docs" / "kernelproof" / "skill.md"
 SECONDS = 8
+# A kernel that takes days, in a program whose host code does not compile.
 ENDLESS = """
 __global__ void wait(int *x) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(x, 1); }
 int main() { return not_declared(); }
 """
+# A tool and its arguments -> whether the call failed, and its document or text.
 Call = Callable[..., Awaitable[tuple[bool, Any]]]
 
 
@@ -183,6 +186,7 @@ def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
     assert "pip install '.[mcp]'" in missing.stderr
 
 
+# A kernel that counts in a loop up to LIMIT, and stores each number at the thread's place.
 PTX = """
 .version 7.0
 .target sm_80

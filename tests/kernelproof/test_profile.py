@@ -191,6 +191,7 @@ def issues(*cycles: float, warp: int = 0) -> list[Issue]:
     return [Issue(warp, MMA, cycle, {}) for cycle in cycles]
 
 
+# An asynchronous product, which no instruction waits for.
 MMA = Instruction(0, None, "HGMMA.64x256x16.F32", (), FREE)
 
 
@@ -268,6 +269,7 @@ def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Prof
     assert {"shared", "global"} <= alone.busy.keys()
 
 
+# A product that loads its fragments from global memory.
 GLOBAL_ONLY = """
 #include <mma.h>
 using namespace nvcuda;
@@ -417,6 +419,7 @@ def test_a_wrong_command_line_is_refused(arguments: tuple[str, ...], reason: str
     assert reason in refused.stderr
 
 
+# A program that compiles a product by Triton into the file that it is given.
 TRITON = """
 import sys
 import triton

@@ -44,6 +44,7 @@ def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
             sass.disassemble(wrong)
 
 
+# A kernel with a function that is inlined into another inlined one.
 INLINED = """__device__ __forceinline__ float inner(float x) { return x * x; }
 __device__ __forceinline__ float outer(float x) { return inner(x) + 2.0f; }
 __global__ void __launch_bounds__(96) kernel(float* p) {
@@ -129,6 +130,7 @@ def test_loops_are_natural_loops() -> None:
     assert Graph(called).loops == []
 
 
+# Instructions before a loop and in it, the guard of its branch back, and its number of iterations, None if unknown.
 COUNTERS = [
     (["MOV R0, RZ"], ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", 8),
     (["IMAD.MOV.U32 R0, RZ, RZ, 0x5"], ["IADD3 R0, R0, -0x1, RZ", "ISETP.GT.AND P0, PT, R0, RZ, PT"], "P0", 5),

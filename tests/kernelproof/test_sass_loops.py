@@ -7,6 +7,7 @@ from typing import Any
 from kernelproof.sass import Graph, Loops, Role
 from tests.kernelproof.test_sass_registers import code, function
 
+# A product and a store to global memory.
 MMA = "HMMA.16816.F32 R4, R8, R12, R4"
 STORE = "STG.E desc[UR4][R2.64], R4"
 

@@ -71,6 +71,7 @@ def test_a_closed_pool_leaves_no_process() -> None:
     assert not list(workers.answers(act, [], 2))
 
 
+# A program whose workers or other processes sleep. It is killed meanwhile.
 PROGRAM = """
 import sys
 from kernelproof.ground import process_tree, workers

@@ -171,6 +171,7 @@ def test_where_rows_end_amid_a_load_the_multiple_is_advised(
     assert re.findall(r"n a multiple of (\d+)", why(subject)) == advised
 
 
+# A product that loads its fragments from global memory, a warp for each tile.
 WMMA = """
 #include <mma.h>
 using namespace nvcuda;

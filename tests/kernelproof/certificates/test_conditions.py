@@ -27,6 +27,7 @@ from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.words import Word
 
+# The largest x, and comparisons of words.
 MOST = 40
 COMPARISONS: list[Callable[[Any, Any], Any]] = [
     operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, lambda a, b: (a & b) != 0,
@@ -55,6 +56,7 @@ def truth(condition: Any, value: int) -> bool:
     return (any if condition.any else all)(map(atom, condition.atoms))
 
 
+# Numbers of three lanes, also beyond the bounds of x.
 LANES = st.lists(st.integers(-MOST, 2 * MOST), min_size=3, max_size=3).map(np.array)
 
 

@@ -13,6 +13,7 @@ from kernelproof.certificates.share import LANES, VECTOR, WARPS, Share
 from kernelproof.certificates.slices import SlabContents
 from kernelproof.ground.chips import WARP
 
+# Threads of both warpgroups, and vectors that each has.
 THREADS, VECTORS = 256, 6
 
 

@@ -15,6 +15,7 @@ from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, r
 from tests.kernelproof.emulator.build import compiled_text
 
 SWIZZLE = "chunk ^ ((row >> 1) & 3)"  # where multistage.cu stores a chunk of 16 bytes of a row
+# The CUDA files of the emulator's tests.
 KERNELS = Path(__file__).parents[1] / "emulator" / "kernels"
 
 

@@ -26,6 +26,7 @@ from kernelproof.emulator.machine.tensor import Shape
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.certificates.subjects import Subject
 
+# The contract of all kernels, and the parts of their texts: a lane's sum, the sum of a warp, and the store.
 CONTRACT = """
 kernel = "k"
 parameters = ["A", "D", "n", "z", "most"]
@@ -97,6 +98,7 @@ END:
 }
 """
 
+# The load in the loop, and instructions that zero the sum unless %p1 holds.
 LOAD = "ld.global.f32 %f2, [%q4];"
 ZERO = "@%p1 bra OK; mov.f32 %f1, 0f00000000; OK:"
 

@@ -38,6 +38,8 @@ mov.b64 %d0, {{%r0,%r3}}; mov.b64 %d1, {{%r4,%r5}}; mov.b64 %d2, {{%r6,%r1}};
 setp.lt.s32 %p0, %r0, %r1; setp.ne.u32 %p1, %r2, %r3; setp.gt.u32 %p2, %r4, %r5;
 mov.u32 %x4, buf; shl.b32 %x1, %x0, 2; add.s32 %x4, %x4, %x1;
 """
+# Stores a thread's registers: the eight words, the floats, the 64-bit numbers, the predicates as bits of a word, its
+# number, and the pairs of halves.
 TAIL = """
 st.global.v2.b32 [%a1], {%r0,%r1}; st.global.v2.b32 [%a1+8], {%r2,%r3};
 st.global.v2.b32 [%a1+16], {%r4,%r5}; st.global.v2.b32 [%a1+24], {%r6,%r7};
@@ -47,6 +49,7 @@ selp.b32 %x2, 1, 0, %p0; selp.b32 %x3, 2, 0, %p1; or.b32 %x2, %x2, %x3; selp.b32
 st.global.v2.b32 [%a1+72], {%x2,%x0}; st.global.v2.b32 [%a1+80], {%h0,%h1}; ret;
 }
 """
+# Comparisons of integers.
 ORDERS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -68,22 +71,27 @@ class Writer:
 
     @property
     def word(self) -> str:
+        """A 32-bit word."""
         return self.register("r", 8)
 
     @property
     def number(self) -> str:
+        """An f32."""
         return self.register("f", 4)
 
     @property
     def wide(self) -> str:
+        """A 64-bit integer."""
         return self.register("d", 3)
 
     @property
     def half(self) -> str:
+        """A pair of halves."""
         return self.register("h", 2)
 
     @property
     def predicate(self) -> str:
+        """A predicate."""
         return self.register("p", 3)
 
     @property
@@ -93,9 +101,11 @@ class Writer:
         return self.word if self.draw.random() < 0.7 else str(self.draw.choice(literals))
 
     def pick(self, *choices: str) -> str:
+        """One of the choices."""
         return self.draw.choice(choices)
 
     def integer(self) -> str:
+        """An instruction on integers."""
         w = self
         return w.pick(
             f"{w.pick('add', 'sub', 'mul.lo')}.s32 {w.word}, {w.word}, {w.source}",
@@ -117,6 +127,7 @@ class Writer:
         )
 
     def comparison(self) -> str:
+        """A comparison, or an instruction on predicates."""
         w = self
         return w.pick(
             f"setp.{w.pick(*ORDERS)}.{w.pick('u32', 's32')} {w.predicate}, {w.word}, {w.source}",
@@ -127,6 +138,7 @@ class Writer:
         )
 
     def floating(self) -> str:
+        """An instruction on floats or halves."""
         w = self
         rounding = w.pick("rn", "rz", "rm", "rp", "rn.ftz")
         return w.pick(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 # Bits of the mantissa and of the exponent. A tf32 is in the upper bits of a word.
 FORMATS = {"f16": (10, 5), "bf16": (7, 8), "tf32": (10, 8), "f32": (23, 8), "f64": (52, 11)}
+# Bits of a register below a format.
 SPARE = {"tf32": 13}
 
 
@@ -19,6 +20,7 @@ class Number(NamedTuple):
     magnitude: Fraction | None
 
 
+# An operation on numbers, of which the last argument is the mode of rounding.
 Operation = Callable[..., "Number | None"]
 ZERO = Fraction(0)
 
@@ -52,6 +54,7 @@ class Either(NamedTuple):
     second: int
 
 
+# A wanted result, as raw bits or as a set of them.
 Want = int | Nan | Within | Halves | Either
 
 

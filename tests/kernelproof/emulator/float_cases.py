@@ -13,7 +13,9 @@ from tests.kernelproof.emulator.exact import FORMATS, Either, Halves, Nan, Numbe
 from tests.kernelproof.emulator.lane_arithmetic import Case, Group
 from tests.kernelproof.emulator.operand_draws import floats, pairs
 
+# The wanted result of three raw operands.
 Function = Callable[[int, int, int], Want]
+# By bits: the registers of a result and of three operands. The modes of rounding.
 REGISTERS = {16: "%m, %h, %k, %l", 32: "%D, %A, %B, %C", 64: "%d, %a, %b, %c"}
 MODES = ("rn", "rz", "rm", "rp")
 
@@ -67,6 +69,7 @@ def rounded(operation: Operation, kind: str, count: int, mode: str = "rn", modif
     return want
 
 
+# The NaN that an instruction gives.
 CANONICAL = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
 
 
@@ -188,6 +191,7 @@ _ORDERS: dict[str, Callable[[Fraction | float, Fraction | float], bool]] = {
     "eq": lambda x, y: x == y, "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
     "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y,
 }  # fmt: skip
+# All comparisons of setp; those that end in u hold if an operand is NaN.
 TESTS = (*_ORDERS, *(f"{name}u" for name in _ORDERS), "num", "nan")
 
 
@@ -422,6 +426,7 @@ def _is_nan64(raw: int) -> bool:
     return exact.decode(raw, "f64") is None
 
 
+# The cases, by the name of their group.
 GROUPS = {
     **{f"{kind} sums": Group(_sums(kind), floats(kind, 1, True)) for kind in ("f16", "bf16", "f32", "f64")},
     **{f"{kind} sums": Group(_sums(kind), pairs(kind[:-2], 2, True)) for kind in ("f16x2", "bf16x2")},

@@ -1,4 +1,4 @@
-"""Runs the multistage fixture on a problem."""
+"""Launches the matrix product of ``kernels/multistage.cu`` on drawn matrices, and compares it with NumPy's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 
 from kernelproof.emulator import LaunchResult, Memory, Options, Program
 
+# Bytes of four stages, each with A and B of 128 x 32 halves.
 SHARED_BYTES = 4 * 2 * 128 * 32 * 2
 
 
 def gemm(
     program: Program, kernel: str, m: int, n: int, k: int, options: Options | None = None, low: int = 0, high: int = 2
 ) -> tuple[LaunchResult, bool]:
-    """Runs a product of small integers in [low, high). Returns the result, and whether D is exact."""
+    """Runs a product of integers drawn from [low, high), small enough that it is exact. ``kernel``: gemm_f32 or
+    gemm_f16. Returns the launch's result, and whether D is exact."""
     rng = np.random.default_rng(m * 7 + n * 5 + k)
     a = rng.integers(low, high, (m, k)).astype(np.float16)
     b = rng.integers(low, high, (n, k)).astype(np.float16)

@@ -14,6 +14,7 @@ from kernelproof import emulator
 from kernelproof.emulator import HOPPER, LaunchResult, Memory
 from kernelproof.emulator.hopper.bulk import TensorMap
 
+# The beginning of a text, and of a kernel.
 HEAD = """
 .version 8.8
 .target sm_90a

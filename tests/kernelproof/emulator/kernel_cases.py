@@ -99,7 +99,8 @@ def source_line(file: str, text: str) -> int:
     return hits[0]
 
 
-# Inputs, and outputs of which only the shape and the type count (those made by ``np.empty``).
+# Inputs, and outputs of which only the shape and the type count (those made by ``np.empty``, with names in E or
+# I). T has the number of each of 128 threads. Constants below a function of the expected result are results, too.
 rng = np.random.default_rng(7)
 A = rng.integers(0, 3, (20, 40)).astype(np.float16)
 B = rng.integers(0, 3, (24, 40)).astype(np.float16)
@@ -169,6 +170,7 @@ def nested_loops(v: int, t: int, n: int) -> int:
 BROADCAST = X128[5] + X128[:32] + (np.arange(32) == 5)
 ODD = rng.integers(0, 9, (3, 100)).astype(np.int32)
 NESTED = np.array([nested_loops(int(v), i, 10) for i, v in enumerate(X128)])
+# The CUDA file of kernels with shared memory, and the right cases of its kernels.
 SHARED = "shared_memory"
 CORRECT_SHARED = [
     Case(SHARED, "naive_gemm", (2, 2), (16, 16), [A, B, Out(E2024, AB), 20, 24, 40]),
@@ -308,6 +310,7 @@ WRONG_SHARED = [
 ]
 
 
+# The CUDA file of kernels that work on device memory, and the inputs of its kernels.
 DEVICE = "device_memory"
 FA, FB = (rng.integers(0, 3, (16, 32)).astype(np.float32) for _ in range(2))
 PARTS = rng.integers(0, 9, (8, 64)).astype(np.float32)

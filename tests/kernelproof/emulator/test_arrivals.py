@@ -10,6 +10,7 @@ import pytest
 from kernelproof import emulator
 from tests.kernelproof.emulator.build import compiled
 
+# A buffer of 96 numbers.
 OUT = np.arange(96, dtype=np.int32)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kernelproof.emulator.memory.chains import BARRIER, PER_BLOCK, Chains, Clock, merged
 
+# Threads of a CTA, and a clock: for each CTA a row with a number for each of its threads.
 THREADS = 64
 Rows = dict[int, np.ndarray]
 

@@ -64,6 +64,7 @@ second:
 done: ret;
 }}
 """
+# Atomics of one word and of two words, and a plain store of the word.
 WORD, WORDS = "red.global.add.u32 [%p+4], 1;", "red.global.add.u64 [%p], 1;"
 PLAIN = "st.global.u32 [%p+4], 5;"
 # Strong accesses that overlap in a part. At least one of them is not a read-modify-write.

@@ -14,6 +14,7 @@ from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Space
 from kernelproof.emulator.state.reports import Reports, by_cause
 
+# A header of CUDA, which is not the user's own text.
 HEADER = "/usr/local/cuda-13.0/include/cuda_fp16.hpp"
 
 

@@ -15,6 +15,7 @@ import pytest
 from kernelproof import emulator
 from tests.kernelproof.emulator.build import compiled
 
+# The finding of every wrong order.
 RACE = {"global-race"}
 I32 = np.int32
 
@@ -33,6 +34,7 @@ def executed(
     return left, {report.kind for report in result.reports if report.is_error}
 
 
+# A test runs in both orders of events.
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
 

@@ -11,6 +11,7 @@ from tests import house
 
 # From the lowest up, as in the docstring of ``kernelproof.emulator``.
 FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "machine_code", "host"]
+# What names of the emulator's modules begin with.
 PREFIX = "kernelproof.emulator."
 
 

@@ -10,6 +10,7 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 
+# Words of a buffer.
 WORDS = 256
 
 
@@ -187,6 +188,7 @@ def test_defects(rule: str, body: str) -> None:
     assert rule in kinds(body)
 
 
+# Bodies that break no rule.
 RIGHT = {
     "read-only input": "ld.global.nc.u32 %a, [%r]; st.global.u32 [%g], %a;",
     "read-only words next to written ones": "ld.global.nc.u32 %a, [%g+512]; st.global.u32 [%g], %a;",

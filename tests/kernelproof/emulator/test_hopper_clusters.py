@@ -100,6 +100,7 @@ def test_async_stores_to_a_peer() -> None:
     assert any("in-flight" in r for r in reports)
 
 
+# Parts of ASYNC_STORE: the store, the address at the peer, and the wait. BEGIN lets CTAs of a cluster meet.
 STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%x1], %u, [%x2];"
 TO_PLACE = "mapa.shared::cluster.u32 %x1, %v, %x0;"
 WAITED = "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"

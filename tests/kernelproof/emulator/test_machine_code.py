@@ -22,6 +22,7 @@ from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator.build import assembled, compiled, stored
 from tests.kernelproof.emulator.gemm import gemm
 
+# Seeds of drawn programs.
 SEEDS = range(1000) if THOROUGH else range(5)
 
 
@@ -191,6 +192,7 @@ def test_a_check_of_a_cubin_ends_in_one_line(name: str, env: dict[str, str], cod
     assert len(done.stderr.splitlines()) == bool(code)
 
 
+# A program with a host part. Its kernel adds up quotients in shared memory.
 PROGRAM = """
 #include <cstdio>
 __global__ void total(const float* x, float* out, int n, float divisor) {

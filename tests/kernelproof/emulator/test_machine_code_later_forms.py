@@ -12,6 +12,7 @@ from kernelproof.sass import disassemble
 from tests.kernelproof.emulator.build import assembled
 from tests.kernelproof.emulator.test_machine_code_forms import is_nan
 
+# The beginning of a text, and a kernel with room for a body.
 HEAD = """.version 8.8
 .target TARGET
 .address_size 64
@@ -30,8 +31,10 @@ BODY
 st.global.v4.b32 [%a1], {%r0,%r1,%r2,%r3}; ret;
 }
 """
+# A device of each target, and groups of targets.
 GPU = {"sm_80": "a100", "sm_90a": "h200", "sm_100a": "b200", "sm_120a": "rtx5090"}
 ALL, LATER, BLACKWELL = tuple(GPU), tuple(GPU)[1:], ("sm_100a", "sm_120a")
+# Results in four registers, and moves of one f32, of 64 bits and of a half into them.
 WORDS = "{%r0,%r1,%r2,%r3}"
 SINGLE, PAIR, HALF = " mov.b32 %r0, %f2;", " mov.b64 {%r0,%r1}, %d3;", " cvt.u32.u16 %r0, %h2;"
 MMA = f"mma.sync.aligned.SHAPE.row.col.TYPES {WORDS}, {{A}}, {{B}}, {WORDS};"

@@ -41,9 +41,11 @@ from tests.kernelproof.emulator.test_machine_code import run
 
 SEEDS = range(1000, 1044) if THOROUGH else range(1000, 1004)
 LATER_SEEDS = range(1000, 1020) if THOROUGH else range(1000, 1001)  # on each of the other architectures
+# The level of optimisation of ptxas, which seeds take in turns.
 LEVELS = (3, 1, 2, 0)
 EACH = 2  # the number of mutants of each kind and text
 NEVER = 15 << 12  # the bits of the guard !PT
+# How a fault is found: by the check of schedules, by an execution, or as machine code that is refused.
 FOUND = ("schedule", "execution", "refused")
 
 
@@ -57,11 +59,13 @@ class Subject:
 
     @cached_property
     def function(self) -> Function:
+        """The decoded machine code."""
         (function,) = disassemble(self.cubin)
         return function
 
     @cached_property
     def uses(self) -> set[Use]:
+        """The uses of results that the check of schedules finds."""
         return Walker(self.function, self.function).uses()
 
     def verdict(self, mutant: Mutant) -> str:

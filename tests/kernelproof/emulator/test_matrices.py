@@ -63,6 +63,7 @@ def pack(elements: list[int], per: int) -> int:
     return sum(int(e) << (32 // per * i) for i, e in enumerate(elements))
 
 
+# Shape, and types of sums and operands.
 CASES = [
     ("m16n8k16", "f32", "f16"), ("m16n8k16", "f16", "f16"), ("m16n8k8", "f32", "f16"), ("m16n8k8", "f16", "f16"),
     ("m16n8k16", "f32", "bf16"), ("m16n8k8", "f32", "bf16"), ("m16n8k8", "f32", "tf32"), ("m16n8k4", "f32", "tf32"),

@@ -18,11 +18,13 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.emulator.arithmetic import operands
 
+# The head of a text; the bits of an element of each type.
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "s4": 4, "u4": 4}
 BITS["b1"] = 1
 # fp8: exponent bits, mantissa bits, bias, code of the largest finite number.
 FLOAT8 = {"e4m3": (4, 3, 7, 0x7E), "e5m2": (5, 2, 15, 0x7B)}
+# Integers that a type holds, half open; NumPy's types of results.
 DOMAIN = {
     "b1": (0, 2), "s4": (-8, 8), "u4": (0, 16), "s8": (-128, 128), "u8": (0, 256), "e4m3": (-16, 17), "e5m2": (-8, 9),
     "bf16": (-200, 200), "f16": (-30, 30), "tf32": (-900, 900), "f64": (-9999, 9999),
@@ -121,6 +123,7 @@ def mma_text(opcode: str, word: int, a: int, b: int, c: int) -> str:
     )
 
 
+# Rows of D, k, types of sums, of A and of B, and a modifier.
 MMA = [
     (16, 32, "f32", "e4m3", "e4m3", ""), (16, 32, "f32", "e5m2", "e4m3", ""), (16, 16, "f32", "e5m2", "e5m2", ""),
     (16, 32, "f16", "e4m3", "e5m2", ""), (8, 4, "f64", "f64", "f64", ""), (16, 4, "f64", "f64", "f64", ""),
@@ -180,6 +183,7 @@ def test_mma(rows: int, k: int, acc: str, kind_a: str, kind_b: str, how: str) ->
         ]
 
 
+# Shape, types of sums, A and B, 32-bit registers of A, B and C, orders of A and B, and a modifier.
 WMMA = [
     ("m16n16k16", "f32", "bf16", "bf16", 4, 4, 8, "row", "col", ""),
     ("m8n32k16", "f32", "bf16", "bf16", 2, 8, 8, "col", "row", ""),
@@ -253,8 +257,10 @@ def test_wmma(case: tuple[str, str, str, str, int, int, int, str, str, str]) -> 
     assert (got == product(a, b, how.startswith("xor")) + c).all()
 
 
+# For each swizzle by name: the bytes of its rows, and its number in a descriptor.
 SPAN = {"32": 32, "64": 64, "128": 128}
 MODE = {"32": 3, "64": 2, "128": 1}
+# n, types of sums, A and B, swizzles of A and B, modifiers, and whether A is in registers.
 WGMMA = [
     (64, "f32", "e4m3", "e4m3", "128", "32", "", False), (16, "f32", "e5m2", "e4m3", "64", "128", ", 1, -1", False),
     (8, "f16", "e4m3", "e5m2", "32", "64", ", 1, 1", False),

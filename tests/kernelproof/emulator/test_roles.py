@@ -9,6 +9,7 @@ from kernelproof import emulator
 from tests.kernelproof.emulator.hopper_ptx import exchange, run
 from tests.kernelproof.emulator.test_tensor_memory import launch
 
+# A test runs with the roles of both warps or CTAs swapped, and in both orders of events.
 ROLES = pytest.mark.parametrize("waiter", [0, 1])
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
@@ -32,6 +33,7 @@ went: mov.u32 %w, %x0;
   setp.ne.u32 %Q, %n, READER; @%Q bra done;
   ld.SPACE.u32 %w, [OTHER];
 done: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
+# By memory: the addresses of a warp's own word and of the other's, and their registers.
 PLACES = {
     "shared": ("mad.lo.u32 %v, %t, 4, %s; mad.lo.u32 %u, %x0, 4, %s;", "%v", "%u"),
     "global": ("mad.wide.u32 %d0, %t, 4, %q; add.u64 %d0, %d0, 256; mad.wide.u32 %d1, %x0, 4, %q; "
@@ -100,6 +102,7 @@ receives:
 over:
   mad.lo.u32 %u, %n, 32, %t; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %w;
   barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+# A wait for the first phase of the mbarrier.
 WAIT = "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"
 
 

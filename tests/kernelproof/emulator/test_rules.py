@@ -195,6 +195,7 @@ def test_what_depends_on_loaded_values(body: str, dependent: set[int], writes: b
 
 # Each of 64 threads in two warps writes its own word, and reads a word of the other warp.
 READ = "xor.b32 %u, %t, 32; mad.lo.u32 %u, %u, 4, %s; ld.shared.u32 %w, [%u];"
+# By kind of race: instructions of both warps.
 RACES = {
     "read after write": f"st.shared.u32 [%v], %t; {READ}",
     "write after read": f"st.shared.u32 [%v], %t; bar.sync 0; {READ} st.shared.u32 [%v], 5;",
@@ -202,6 +203,7 @@ RACES = {
     "copied": f"st.shared.u32 [%v], %t; bar.sync 0; {READ} cp.async.ca.shared.global [%v], [%p], 4; cp.async.wait_all;",
     "ldmatrix": "st.shared.u32 [%v], %t; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%w}, [%s];",
 }
+# By what is used of the racing reads: instructions.
 USES = {
     "nothing": "mov.u32 %x0, %t;",
     "all": "mov.u32 %x0, %w;",

@@ -46,12 +46,14 @@ class Recorder(SessionHooks):
         self.executed: list[str] = []
 
     def execute(self, launch: KernelLaunch) -> LaunchResult:
+        """Executes a launch of several CTAs."""
         if launch.geometry.ctas == 1:
             return LaunchResult(launch.kernel, launch.geometry.grid, launch.geometry.block, 0)
         self.executed.append(launch.kernel)
         return launch.execute()
 
     def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
+        """Takes the reports and launches, and leaves none to the session."""
         self.reports += reports
         self.launches += launches
         reports.clear()

@@ -21,7 +21,9 @@ from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.ground.chips import GPUS
 from tests.kernelproof.emulator.build import compiled
 
+# The device of all launches.
 B200 = Device.of(GPUS["b200"])
+# The beginning and the end of a kernel that has 128 columns of tensor memory, at %base.
 HEAD = """
 .version 8.8
 .target sm_100a
@@ -286,6 +288,7 @@ def test_mutants_of_a_tile_are_noticed() -> None:
     assert left == {key: count for key, (count, _) in EQUIVALENT.items()}
 
 
+# The same for a kernel of a pair of CTAs.
 EQUIVALENT_IN_PAIRS = {
     ("narrow", "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"): (
         1,
@@ -311,6 +314,7 @@ def test_mutants_of_a_pair_are_noticed() -> None:
     assert left == {key: count for key, (count, _) in EQUIVALENT_IN_PAIRS.items()}
 
 
+# Instructions of the kernel, which tests replace.
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32"
 RELINQUISH = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
 
@@ -454,6 +458,8 @@ def test_mutants_of_requests_are_noticed() -> None:
 
 # --- layouts of operands
 
+# A kernel that copies x to shared memory, where the descriptors a and b have the operands. It multiplies them twice;
+# the second product is added, except in the lanes that off0 and off1 disable.
 IMAGE = (
     HEAD.replace(
         ".visible .entry k(.param .u64 x, .param .u64 y)",

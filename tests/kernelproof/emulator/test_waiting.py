@@ -16,6 +16,7 @@ from kernelproof.emulator import Device, Memory, Options
 from tests.kernelproof.emulator.build import compiled_text
 
 Array = Any
+# CTAs of a launch, and the kernels.
 CTAS = 12
 CODE = r"""
 __device__ __forceinline__ int weak(const int* p) {
@@ -107,6 +108,7 @@ def launch(kernel: str, options: Options, device: Device = emulator.HOPPER) -> t
     return {r.kind for r in result.reports}, buffers[2].download(), text
 
 
+# By kernel: its output.
 WANTED = {
     "backwards": CTAS - np.arange(CTAS),
     "voted": np.full(CTAS, 7),

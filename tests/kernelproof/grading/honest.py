@@ -1,4 +1,4 @@
-"""Honest programs, none of which may break a rule."""
+"""Honest programs to grade, none of which may break a rule; the kernels are in ``honest.cu``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from tests.kernelproof.grading.programs import (
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
+    """The GELU by its tanh formula."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def _clamp(x: np.ndarray) -> np.ndarray:
+    """The numbers between -1 and 1."""
     return np.clip(x, -1, 1)
 
 
 def _axpy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x / 2 + y."""
     return 0.5 * x + y
 
 
+# Programs by the entry of their kernel.
 ELEMENTS: Table = {
     "add_f32": binary("f32", np.add).of("add_f32"),
     "axpy_vector": binary("f32", _axpy).of("axpy_vector", args=["x", "y", "z", 0.5, "n"]),
@@ -81,6 +85,7 @@ ROWS: Table = {
         buffers={"x": "in:f16[m, n]", "weight": "in:f16[n]", "y": "out:f16[m, n]"},
     ),
 }  # fmt: skip
+# The first launch of a product whose k is split into three parts.
 SPLIT = {"entry": "split_k_partial", "grid": "ceil_div(n, 16), ceil_div(m, 16), 3", "block": (16, 16)}
 PRODUCTS: Table = {
     "matmul_naive": product("f32").of("matmul_naive", draws={"m": (1, 40), "n": (1, 40), "k": (1, 60)}),
@@ -147,26 +152,31 @@ PRODUCTS: Table = {
 
 
 def _conv_2d(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The correlation of channels x (c, h, w) with filters (f, c, 3, 3), without padding."""
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))
     return np.einsum("chwuv,fcuv->fhw", windows, weights)
 
 
 def _conv_1d(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The causal convolution of each row of x (c, n) with its 4 weights (c, 4)."""
     padded = np.pad(x, ((0, 0), (3, 0)))
     return sum(padded[:, 3 - u : 3 - u + x.shape[1]] * w[:, u, None] for u in range(4))
 
 
 def _rope(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Neighbouring columns of x (m, n), rotated in pairs by angles (m, n / 2)."""
     u, v, s, c = x[:, 0::2], x[:, 1::2], np.sin(angle), np.cos(angle)
     return np.stack([u * c - v * s, u * s + v * c], -1).reshape(x.shape)
 
 
 def _cross_entropy(x: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """The loss of each row of logits x (m, n) for its label."""
     top = x.max(1)
     return np.log(np.exp(x - top[:, None]).sum(1)) + top - x[np.arange(len(x)), label]
 
 
 def _scatter_add(x: np.ndarray, index: np.ndarray, r: int) -> np.ndarray:
+    """The sums, for each of r rows, of the rows of x whose index is its number."""
     y = np.zeros((r, x.shape[1]))
     np.add.at(y, index, x)
     return y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# The honest module, and parts of it that changes replace.
 HONEST = '''
 import torch
 import torch.nn as nn
@@ -48,9 +49,11 @@ class ModelNew(nn.Module):
         return self.extension.scale_cuda(x, self.alpha)
 '''
 
+# Parts of the honest module: the call of its kernel, its first line, and the result's memory.
 CALL = "return self.extension.scale_cuda(x, self.alpha)"
 HEAD = "import torch\n"
 ALLOCATION = "auto y = torch::empty_like(x);"
+# Replacements of the call.
 LAYER = """return self.layer(x)
 
     def __init__(self):

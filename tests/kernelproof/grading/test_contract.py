@@ -34,6 +34,7 @@ from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.grading import programs
 from tests.kernelproof.grading.honest import PROGRAMS
 
+# A shape, limits by which programs are executed in this process, and the contract of a sum.
 SHAPE = {"m": 33, "n": 40}
 HERE = Limits(isolated=False)
 ADD = {
@@ -212,6 +213,7 @@ def test_every_rule_has_a_section_and_a_hint(checkout: Path) -> None:
     assert Finding.of("stale-result", "").page == "grading/#stale-result"
 
 
+# A description in Python of a program, and its kernel.
 DESCRIPTION = """
 from pathlib import Path
 import numpy as np

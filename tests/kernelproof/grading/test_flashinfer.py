@@ -14,6 +14,7 @@ from kernelproof.grading.benchmarks.task import task
 from kernelproof.grading.verdict import Verdict
 from kernelproof.ground.errors import WrongInput
 
+# The reference of a definition, and the definition.
 REFERENCE = """
 import torch
 
@@ -32,6 +33,7 @@ DEFINITION = {
     "outputs": {"y": {"shape": ["batch", "hidden"], "dtype": "float16"}},
 }  # fmt: skip
 HEADER = "#pragma once\n#include <torch/extension.h>\n#include <cuda_fp16.h>\nconstexpr int HIDDEN = 96;\n"
+# A solution in CUDA.
 CUDA = """
 #include "kernel.h"
 #include "kernel.h"
@@ -48,6 +50,7 @@ void run(torch::Tensor x, torch::Tensor weight, double eps, torch::Tensor y) {
 }
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 """
+# The files of a solution in Triton.
 TRITON = """
 import torch
 import triton

@@ -13,6 +13,7 @@ from kernelproof.grading.modules import take_apart
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.grading import modules
 
+# What the honest module's launch has: its buffers, the launch of its kernel, and the call of its host function.
 BUFFERS = {"x": "in:f32[n]", "y": "out:f32[n]"}
 LAUNCH = {"entry": "scale_kernel<float>", "grid": "ceil_div(n, 128)", "block": 128, "args": ["x", "y", 2.0, "n"]}
 CALL = {"function": "scale_cuda", "args": ["x", 2.0]}
@@ -114,6 +115,7 @@ def test_execution_shows_what_a_launcher_does(name: str) -> None:
     assert rule in graded(replaced(old, new), call=CALL, run_host=True).rules
 
 
+# CUDA code whose kernel takes accessors instead of pointers.
 ACCESSORS = """
 #include <torch/extension.h>
 using View = torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits>;
@@ -231,6 +233,7 @@ def test_headers_of_libraries_are_included() -> None:
     assert includes.revealing_lines("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []
 
 
+# A module that compiles its kernel by TVM instead of torch.
 TVM = """
 import tvm_ffi
 
