@@ -44,7 +44,7 @@ class Outcomes:
 
     def remark(self) -> str:
         """A sentence that says which comparisons had only one result; "" if there are none."""
-        places = list(dict.fromkeys(map(_line, self.one_sided)))
+        places = list(dict.fromkeys(map(line, self.one_sided)))
         if not places:
             return ""
         more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
@@ -60,7 +60,15 @@ def _type(site: Site) -> str:
     return opcode.rstrip(";").split(".")[-1]
 
 
-def _line(site: Site) -> str:
+def window_message(site: Site) -> str:
+    """The message of a finding on an instruction that reads upper bits of a generic address."""
+    return (
+        f"{line(site)} reads upper bits of a generic address of shared or local memory, which say where the device has "
+        "its windows"
+    )
+
+
+def line(site: Site) -> str:
     """Where a comparison is: its source line, or its place in the PTX if the line is not known."""
     home = site.home
     return f"line {home.line}" if home is not None else site.place

@@ -95,7 +95,8 @@ class Call:
 
     ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``launches``
     and ``ctas`` are counts by kernel. ``opcodes`` (executions per warp, by kernel), ``wgmma_flops`` (operations of
-    wgmma and tcgen05) and ``comparisons`` (of loaded values, by kernel and place) are empty without counters.
+    wgmma and tcgen05), ``comparisons`` (of loaded values, by kernel and place) and ``window_readings`` (places that
+    read upper bits of generic addresses) are empty without counters.
     """
 
     outputs: dict[str, Array]
@@ -106,6 +107,7 @@ class Call:
     launches: Counter[str] = field(default_factory=Counter)
     ctas: Counter[str] = field(default_factory=Counter)
     comparisons: dict[tuple[str, Site], Comparison] = field(default_factory=dict)
+    window_readings: dict[tuple[str, Site], None] = field(default_factory=dict)
 
     def add(self, launch: LaunchResult) -> None:
         """Count a launch."""
@@ -115,6 +117,7 @@ class Call:
         if launch.counters is not None:
             self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
             self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
+            self.window_readings |= {(name, site): None for site in launch.counters.window_readings}
             for site, item in launch.counters.comparisons.items():
                 self.comparisons.setdefault((name, site), Comparison()).add(item.outcomes, item.operands)
 

@@ -172,8 +172,11 @@ class Emitter:
 
     def site(self) -> int:
         """The number of the current instruction in the table of sites."""
-        ins = self.current
-        assert ins is not None
+        assert self.current is not None
+        return self.site_of(self.current)
+
+    def site_of(self, ins: Instr) -> int:
+        """The number of an instruction in the table of sites."""
         number = self._site_of.get(id(ins))
         if number is None:
             number = self._site_of[id(ins)] = len(self.sites)

@@ -29,6 +29,7 @@ from kernelproof.emulator.frontend.flow.dependence import compares_loaded, loade
 from kernelproof.emulator.frontend.flow.graph import Graph, build
 from kernelproof.emulator.frontend.flow.provenance import origins, written_pointers
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
+from kernelproof.emulator.frontend.flow.windows import window_readings
 from kernelproof.emulator.frontend.gathering import gather_places, may_release
 from kernelproof.emulator.frontend.instruction import (
     InstructionForm,
@@ -197,6 +198,7 @@ class _Translator:
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,
+            window_readings=[e.sites[e.site_of(ins)] for ins in window_readings([*graph.instructions()])],
             reads_flags=frozenset().union(*(read_flags(ins, e.read_registers) for ins in graph.instructions())),
             observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
             polls={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,11 +65,14 @@ class Counters:
       ``tcgen05_flops``. ``mbarrier_waits`` per warp.
     - ``bulk_boxes`` that were copied, and the bytes loaded and stored. ``bulk_delivered_bytes`` counts each destination
       of a multicast.
-    - ``comparisons``: instruction -> its comparisons of loaded values.
+    - ``comparisons``: instruction -> its comparisons of loaded values. ``window_readings``: instructions of the kernel
+      that read upper bits of generic addresses (``flow.windows``).
     """
 
-    def __init__(self, block_opcodes: list[dict[str, int]], sites: list[Site]) -> None:
-        self.block_opcodes, self.sites = block_opcodes, sites
+    def __init__(
+        self, block_opcodes: list[dict[str, int]], sites: list[Site], window_readings: Sequence[Site] = ()
+    ) -> None:
+        self.block_opcodes, self.sites, self.window_readings = block_opcodes, sites, window_readings
         self.comparisons: dict[Site, Comparison] = {}
         self.shared_banks: dict[str, Banks] = {}
         self.global_traffic: dict[str, Traffic] = {}

@@ -93,6 +93,7 @@ class KernelFacts:
     observes: frozenset[str]  # state spaces from which it has strong loads, which may return older values
     polls: dict[int, int]  # an instruction that decides whether a polling loop ends -> the head of that loop
     machine_code: bool  # it was lowered from a cubin, so its lines are addresses
+    window_readings: list[Site]  # instructions that read upper bits of generic addresses
 
     def place(self, line: int) -> str:
         """The place of an instruction with this line, in words."""
@@ -198,7 +199,9 @@ class LaunchState:
         self.overlooked: dict[int, StaleRead] = {}
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
-        self.counters = Counters(kernel.block_opcodes, kernel.sites) if options.counters else None
+        self.counters = (
+            Counters(kernel.block_opcodes, kernel.sites, kernel.window_readings) if options.counters else None
+        )
         # What printf has written; has an assert failed?
         self.printed: list[str] = []
         self.printed_characters = 0

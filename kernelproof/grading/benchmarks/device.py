@@ -27,7 +27,8 @@ class RoomDevice(SessionHooks):
 
     ``obstacles``: why something could not be executed; a solution may have caught the exception, so it is kept here.
     ``constants``: the numbers with which executed kernels compare values. ``outcomes``: the results of comparisons of
-    loaded values. ``storages``: the buffer and a tensor of each
+    loaded values. ``windows``: what is wrong with instructions that read where the device has its windows of shared and
+    local memory. ``storages``: the buffer and a tensor of each
     storage, by address. ``pointer_tensors``: tensors whose address Python code has asked for.
     """
 
@@ -39,6 +40,7 @@ class RoomDevice(SessionHooks):
         self.obstacles: list[str] = []
         self.constants: dict[float, None] = {}
         self.outcomes = branches.Outcomes()
+        self.windows: list[str] = []
         self.storages: dict[int, tuple[Buffer, Any]] = {}
         self.pointer_tensors: dict[int, Any] = {}
 
@@ -127,9 +129,11 @@ class RoomDevice(SessionHooks):
         return result
 
     def note_comparisons(self, ptx: str, result: LaunchResult) -> None:
-        """Record the constants in the comparisons of a launch's PTX, and the results of those of loaded values."""
+        """Record the constants in the comparisons of a launch's PTX, the results of those of loaded values, and
+        readings of the device's windows."""
         self.constants |= dict.fromkeys(compared_constants(ptx))
         assert result.counters is not None
+        self.windows += map(branches.window_message, result.counters.window_readings)
         self.outcomes.add({(result.kernel, site): item for site, item in result.counters.comparisons.items()})
 
     def note_copies(self, before: Iterable[int]) -> None:

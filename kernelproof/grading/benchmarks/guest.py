@@ -192,6 +192,7 @@ class Guest:
         ``unjoined``: streams with work that nothing waited for. ``bare``: for each result, whether no kernel has a part
         in it. ``changed``: for each input, whether the solution changed it. ``constants``: those in comparisons of the
         kernels. ``unmet``: those in comparisons that had the same result in all calls, which ``remark`` lists.
+        ``windows``: see ``RoomDevice``.
         """
         assert self.solution is not None
         fresh = values.unpacked(request["inputs"], arrays)
@@ -220,7 +221,7 @@ class Guest:
             "launched": sorted(set(self.ledger.launches)), "operators": self.ledger.names(origin),
             "work": self.ledger.work(origin), "bare": [not item.launches for item in origins], "changed": changed,
             "constants": list(self.device.constants), "unmet": self.device.outcomes.unmet_constants(),
-            "remark": self.device.outcomes.remark(),
+            "remark": self.device.outcomes.remark(), "windows": self.device.windows[:1],
         }  # fmt: skip
         return self._state(answer), out
 

@@ -44,7 +44,7 @@ MOST_PLANTED_DRAWS = 24  # of one case
 # Rules that a solution breaks whatever the sizes are. A finding by another rule may not occur on the stated sizes.
 SIZE_INDEPENDENT_RULES = {
     "no-kernel", "library-call", "timer-patch", "lazy-output", "extra-stream", "stale-result", "state-kept",
-    "does-not-compile",
+    "does-not-compile", "environment-dependent",
 }  # fmt: skip
 # Messages of failures that torch has only because it runs on a CPU here.
 _CPU_FAILURE = re.compile(r"not implemented for|Could not run|CUDA|cuda|ATen_cuda|no kernel image|Unsupported:")
@@ -344,6 +344,8 @@ class _Judge:
         if answer["lazy"]:
             self._add("lazy-output", f"the result is a {answer['lazy'][0]}, no plain tensor", text=answer["lazy"][0])
             return
+        for message in answer["windows"]:
+            self._add("environment-dependent", str(message))
         if answer["unjoined"]:
             self._add("extra-stream", "a stream of its own has work that nobody waits for", text="unjoined")
         if answer["changed"] and any(answer["changed"]) and self.task.format == "KernelBench":

@@ -188,15 +188,21 @@ def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
     assert rule in verdict.rules, str(verdict)
 
 
-@pytest.mark.one_in(2)
+READINGS = {
+    "(unsigned long long)&shared >> 56 == 1": "environment-dependent", "clock64() < 1000000": "wrong-value",
+    "__FILE__[sizeof(__FILE__) - 6] != 'd'": "wrong-value",
+}  # fmt: skip
+
+
+@pytest.mark.one_in(3)
 @pytest.mark.slow
-@pytest.mark.parametrize("reading", ["clock64() < 1000000", "__FILE__[sizeof(__FILE__) - 6] != 'd'"])
+@pytest.mark.parametrize("reading", READINGS)
 def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) -> None:
     """The kernel works only where it recognises the emulator."""
-    text = solutions.HONEST.replace("* 2.f;", f"* ({reading} ? 2.f : 3.f);")
-    assert text != solutions.HONEST
+    text = solutions.HONEST.replace("if (i < n)", "__shared__ int shared; if (i < n)")
+    text = text.replace("* 2.f;", f"* ({reading} ? 2.f : 3.f);")
     verdict = judged(text, folder / "model.py")
-    assert "wrong-value" in verdict.rules, str(verdict)
+    assert READINGS[reading] in verdict.rules, str(verdict)
 
 
 @pytest.mark.one_in(2)

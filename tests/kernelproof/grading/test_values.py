@@ -57,6 +57,8 @@ template <int P> __global__ void machine(const float* a, const float* b, float* 
     long long clock; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(clock));
     unsigned sm, grid; asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
     asm volatile("mov.u32 %0, %gridid;" : "=r"(grid));
+    __shared__ int shared;
+    if (P == 7) d[0] = (unsigned long long)&shared >> 40;  // where the device has its window of shared memory
     bool known = P == 1 ? clock < 1000000 : P == 2 ? clock64() < 1000000 : P == 3 ? sm == blockIdx.x % 108
                : P == 4 ? grid == 0 : P == 5 ? (char*)b - (char*)a == 8192 : P == 6 ? sm % 2 : false;
     float sum = 0;
@@ -121,14 +123,14 @@ def test_a_shortcut_for_planted_values_is_a_wrong_value(shortcut: int) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("reading", range(7))
+@pytest.mark.parametrize("reading", range(8))
 def test_results_that_depend_on_the_machine(reading: int) -> None:
     """A kernel that is right only where it recognises an emulator is graded as wrong, or as dependent on its
     environment."""
     verdict = product(f"machine<{reading}>")
     assert verdict.right == (reading == 0), str(verdict)
     assert {"wrong-value", "environment-dependent"} & verdict.rules or not reading
-    assert "environment-dependent" in verdict.rules or reading != 6
+    assert "environment-dependent" in verdict.rules or reading < 6
 
 
 @pytest.mark.slow
