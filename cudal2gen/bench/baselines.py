@@ -260,6 +260,8 @@ class TritonMatmul(Baseline):
         return self._bound(operands, **self._configuration)
 
     def _bound(self, operands: Operands, **configuration: Any) -> Call:
+        """A call of the Triton kernel on these operands. ``configuration``: the kernel's constants, such as its tile BM
+        x BN."""
         import torch
         from triton.runtime.errors import OutOfResources
 

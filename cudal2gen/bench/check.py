@@ -73,6 +73,7 @@ class _FusedBounds:
         return self._reference.result
 
     def compare(self, d: torch.Tensor) -> Comparison:
+        """Compares D with the fp64 reference, within the bound of each element."""
         reference = self._reference
         comparison = Comparison(BOUND, d.numel())
         errors = abs(d.double() - reference.result).nan_to_num(nan=float("inf"))

@@ -350,6 +350,8 @@ def _padding_us(device: MeasuringDevice, entry: BoundContender, operands: Operan
 
 
 def _timing(entry: BoundContender, samples: Samples, calls: int, error: float, padding_us: float | None) -> Timing:
+    """A contender's row of a measurement. ``calls``: calls of one sample; ``error``: the largest of its result;
+    ``padding_us``: what copies take, None without copies."""
     kernel = entry.contender if isinstance(entry.contender, KernelContender) else None
     return Timing(
         contender=entry.contender.name,
@@ -365,6 +367,7 @@ def _timing(entry: BoundContender, samples: Samples, calls: int, error: float, p
 
 
 def _conditions(readings: Sequence[CardReading]) -> Conditions:
+    """The readings of a card during a measurement, one element of each tuple for each reading."""
     return Conditions(
         sm_mhz=tuple(reading.sm_mhz for reading in readings),
         memory_mhz=tuple(reading.memory_mhz for reading in readings),

@@ -71,6 +71,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _catalog() -> Check:
+    """Whether there are records."""
     try:
         if records := catalog.load():
             return Check(True, f"{len(records)} records in {places.catalog()}")
@@ -80,6 +81,7 @@ def _catalog() -> Check:
 
 
 def _compiler() -> Check:
+    """Whether kernels can be compiled."""
     from kernelproof.ground import toolchain
 
     try:
@@ -93,6 +95,7 @@ def _compiler() -> Check:
 
 
 def _disassembler() -> Check:
+    """Whether machine code can be read."""
     from kernelproof.ground import toolchain
 
     try:
@@ -102,6 +105,7 @@ def _disassembler() -> Check:
 
 
 def _emulator() -> Check:
+    """Whether kernels can be executed without a GPU."""
     from kernelproof import emulator
 
     try:

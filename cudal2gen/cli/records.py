@@ -249,6 +249,7 @@ def render_source(
 
 
 def _write_sources(records: list[Record], out: Path | None) -> None:
+    """Writes the text of each record into the folder ``out``, once for records of one text."""
     from cudal2gen.generation.renderer import render
 
     if out is None:

@@ -199,6 +199,7 @@ class LanguageModel:
 
     @property
     def _endpoint(self) -> Endpoint:
+        """The server that NAME@URL and the settings describe."""
         from cudal2gen.tuner.language_model.server import Endpoint
 
         name, _, url = self.server.rpartition("@")

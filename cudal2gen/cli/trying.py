@@ -183,6 +183,7 @@ def _print_table(rows: Sequence[grid.TriedKernel], unedited_values: str) -> None
 
 
 def _cells(row: grid.TriedKernel, unedited_values: str, timed: bool) -> list[str]:
+    """The cells of a kernel in the printed table. ``timed``: whether there is a column of measured times."""
     ptxas = row.artifact.ptxas if row.artifact else None
     cells = [
         _edit_text(row.candidate, unedited_values),
@@ -252,6 +253,7 @@ def _document(
 
 
 def _kernel_entry(row: grid.TriedKernel) -> dict[str, Any]:
+    """The JSON object of a kernel."""
     ptxas = row.artifact.ptxas if row.artifact else None
     return {
         "edits": row.candidate.edits,

@@ -265,6 +265,7 @@ def store_verdicts(judgements: Iterable[Judgement], total: int) -> list[Verdict]
 
 
 def _write_roundings() -> None:
+    """Writes the table of stored roundings as Markdown beside them."""
     from cudal2gen import results
     from cudal2gen.validator import rounding
 
@@ -274,6 +275,7 @@ def _write_roundings() -> None:
 
 
 def _print_verdict(verdict: Verdict, proof: Proof | None) -> None:
+    """Prints a verdict with its cases, and what is proven of the kernel."""
     from cudal2gen.results.proofs import in_words
 
     print(f"{verdict.record}: {'right' if verdict.passed else 'WRONG'}")

@@ -175,6 +175,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
             yield from swizzle_violations("smem_swizzle_c", self.smem_swizzle_c, {"MMA tile": 8 * self.threads})
 
     def _raster_violations(self) -> Iterator[str]:
+        """The broken rules of the order of tiles."""
         if (self.swizzle_stride is not None) != (self.raster == "zsplit"):
             yield f"swizzle_stride={self.swizzle_stride}: is given for raster zsplit, and only there"
         elif self.grouped and self.raster == "zsplit":

@@ -97,6 +97,7 @@ class TmaRing(Ring, Sm90Kernel):
             yield "acc=f16: must be f32 for stream_k, whose split of k varies with the GPU, and fp16 rounding with it"
 
     def group_violations(self) -> Iterator[str]:
+        """The broken rules of grouped products."""
         yield from super().group_violations()
         if not self.grouped:
             return
@@ -334,6 +335,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def launch(self) -> Tma:
+        """The facts by which the launcher launches the kernel, with the boxes of its tensor maps."""
         # A box has the rows that one of the CTAs sharing the tile loads: rows of the tile if they run along k, else of
         # k.
         along, (d_cols, d_rows) = self.along_k, self._box_d

@@ -65,6 +65,8 @@ class Derived:
         return copy.weight
 
     def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> DerivedCopy:
+        """A new copy with blocks of rows of w1 and w3 in turns. ``versions``: those of the weights now; ``empty``:
+        allocates the copy."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         # Copies of freed weights are dropped, because other storages may get the same keys.

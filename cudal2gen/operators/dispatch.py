@@ -339,6 +339,7 @@ class Dispatcher:
 
 
 def _preference() -> Prefer:
+    """The preference that the environment's variable states. Raises ValueError for another word."""
     value = os.environ.get(PREFER, "measured")
     preferences: tuple[Prefer, ...] = get_args(Prefer)
     for prefer in preferences:

@@ -240,6 +240,8 @@ def _run_chain(children: list[Any], x: Any) -> Any:
 def _forward_gated(
     module: torch.nn.Module, gate: str, act: str, up: str, after: tuple[str, ...], *operands: Any, **named: Any
 ) -> Any:
+    """The forward of a module with a gate: its layers ``gate`` and ``up`` as one kernel if they allow it, then
+    ``after``. All are names of its children."""
     x = _only(operands, named)
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018

@@ -115,6 +115,7 @@ def _fused_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False,
     aux: bool = False, batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
+    """Computes the layer by the plan of its operands. With ``aux`` the result is the pair of D and the sums Z."""
     level = invariance(batch_invariant)
     x = in_rows(x, current().memory) if level else x
     plan = plan_fused(x, weight, bias, Epilogue(cast("Activation", activation), gate, aux), level)
@@ -225,6 +226,7 @@ def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activati
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:
+    """Keeps what the derivative needs, for operators without and with Z."""
     x, weight, bias, ctx.activation, ctx.gate = inputs
     ctx.rows_by, ctx.layer = overload_name("matmul", batch_invariant), overload_name("linear", batch_invariant)
     ctx.set_materialize_grads(False)
@@ -323,6 +325,7 @@ def _vmap_linear_aux(
     batch_invariant: bool, info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None, activation: str, gate: bool = False,
 ) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
+    """The rule of vmap: a batch of x alone is more rows; otherwise the product and the fusion are computed apart."""
     del info
     layer, product, plain = (overload_name(name, batch_invariant) for name in ("fused_linear_aux", "matmul", "linear"))
     if in_dims[1] is None and in_dims[2] is None:

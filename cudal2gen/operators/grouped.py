@@ -49,6 +49,7 @@ def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
+    """Computes the grouped product by the plan of its operands, and adds the bias."""
     level = invariance(batch_invariant)
     a = in_rows(a, current().memory) if level else a
     d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype, level), a, b, offs)

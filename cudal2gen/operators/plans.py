@@ -121,6 +121,7 @@ class Plans:
             self.by_key.clear()
 
     def _retire(self, plan: CallPlan) -> None:
+        """Adds the calls of a plan that is no longer used to the counts."""
         # C++ is stopped first: a call that it made between counting and stopping would be lost.
         calls = plan.count(drop=True)
         self._retired[(plan.on_kernel, plan.name)] += calls

@@ -89,6 +89,7 @@ def find_model(name: str) -> Callable[[], Any]:
 
 
 def _from_file(path: Path) -> Any:
+    """Imports a Python file as a module."""
     name = f"cudal2gen_model_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

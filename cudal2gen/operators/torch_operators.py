@@ -88,6 +88,7 @@ def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
+    """Computes the product: by C++ if it knows a plan for such a call, else by the plan that is made here."""
     level = invariance(batch_invariant)
     kind = level * _KINDS_PER_LEVEL if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, level)
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
@@ -253,6 +254,7 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
+    """Keeps what the derivative of a product needs."""
     a, b, acc, _ = inputs
     ctx.rows_by = overload_name("matmul", batch_invariant)
     # A tensor that no requested gradient needs is not kept, so that its memory can be freed.

@@ -185,6 +185,7 @@ def search(folders: Iterable[Path]) -> PackSearch:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """The object of a pack's JSON file. Raises PackError."""
     try:
         values = parse_json(path.read_bytes())
     except OSError as error:

@@ -105,6 +105,7 @@ def architectures(table: Table) -> list[str]:
 def _metadata(
     values: Mapping[str, object], architectures: Sequence[str], variant: Mapping[str, bytes]
 ) -> dict[str, object]:
+    """The content of metadata.json. ``variant``: the files of the built package, by path."""
     digests = {path: base64.b64encode(hashlib.sha256(content).digest()).decode() for path, content in variant.items()}
     return {
         "id": values["id"],

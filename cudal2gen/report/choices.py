@@ -143,6 +143,7 @@ def _definition(rows: Sequence[Decisions]) -> str:
 
 
 def _table(rows: Sequence[Decisions]) -> Table:
+    """Each figure of the records beside that of the paper."""
     cells = [
         (f"{figure.catalog:.3f}", f"{figure.paper:.3f}", f"{figure.catalog - figure.paper:+.3f}")
         for figure in correlations(rows)
@@ -177,6 +178,7 @@ def _discs(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) -
 
 
 def _pair_chart(rows: Sequence[Decisions], decision: str, size: str, paper: float) -> Chart:
+    """A chart of a decision against a size. ``paper``: the correlation that the paper prints."""
     x, y = _values(rows, size), _values(rows, decision)
     correlation = spearman(x, y)
     figure = f"Spearman {correlation:.3f} (paper {paper:.3f})"
@@ -217,6 +219,7 @@ def _use_chart(rows: Sequence[Decisions]) -> Chart:
 
 
 def _stride_chart(rows: Sequence[Decisions]) -> Chart:
+    """A chart of the swizzle strides against M·N·K."""
     strides = [(row.mnk, float(row.swizzle_stride)) for row in rows if row.swizzle_stride]
     x, y = [2.0 ** round(math.log2(mnk)) for mnk, _ in strides], [stride for _, stride in strides]
     correlation = spearman([mnk for mnk, _ in strides], y)

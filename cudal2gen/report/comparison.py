@@ -103,6 +103,7 @@ def _conditions(group: Group) -> tuple[object, ...]:
 
 
 def _intro(unshared: list[str], shared: bool) -> Section:
+    """The section on what is compared. ``unshared``: alerts; ``shared``: whether any group is in both sets."""
     text = (
         "A ratio is the time in A over the time in B: above 1, B is faster. Problems are paired, samples are not: the "
         "two sets were not taken in turns, so an interval does not cover changes of the machine between the runs. The "
@@ -118,6 +119,7 @@ def _intro(unshared: list[str], shared: bool) -> Section:
 
 
 def _section(anchor: str, before: Group, after: Group) -> Section:
+    """The section on a group that is in both sets: its ratios by contender, and the problems that changed."""
     kernel_pairs = pairs(before, after)
     contenders = [name for name in before.contenders if name in after.contenders]
     rows, alerts = [], []
@@ -162,6 +164,7 @@ def _changes(kernel_pairs: list[Pair], verdict: str) -> Table:
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
+    """The row of a problem: its size and class, the ratio, both times and the record."""
     old, new = pair.before.timing(KERNEL), pair.after.timing(KERNEL)
     assert old, "a pair has our kernel's time before"
     assert new, "a pair has our kernel's time after"

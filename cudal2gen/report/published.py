@@ -91,6 +91,7 @@ def section(published: Published) -> Section:
 
 
 def _table(rows: Sequence[PublishedSet], gpu: str, acc: str) -> Table:
+    """The published figures of a GPU and accumulator, a row for each baseline."""
     set_rows = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
     modes = list(dict.fromkeys(row.mode for row in set_rows))
     by_baseline_and_mode = {(row.baseline, row.mode): row for row in set_rows}

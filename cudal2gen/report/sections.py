@@ -281,6 +281,8 @@ def _differences(group: Group) -> list[str]:
 
 
 def _environment(group: Group) -> Table:
+    """The table of a group's card, driver and libraries."""
+
     def values(field: str) -> str:
         return " / ".join(dict.fromkeys(str(getattr(environment, field)) for environment in group.environments))
 
@@ -307,6 +309,7 @@ def _environment(group: Group) -> Table:
 
 
 def _conditions(group: Group) -> Table:
+    """The table of clocks, power and temperature during a group's measurements."""
     rows = (
         ("SM clock, MHz", spread(group.readings(lambda measurement: measurement.conditions.sm_mhz))),
         ("memory clock, MHz", spread(group.readings(lambda measurement: measurement.conditions.memory_mhz))),
@@ -341,6 +344,7 @@ def _published_table(group: Group, published: Published) -> Table | None:
 
 
 def _charts(group: Group, anchor: str) -> tuple[Chart, ...]:
+    """The charts of a group, drawn by the page's script."""
     strictest = group.strictest
     summary = group.summary(strictest) if strictest else None
     words = (

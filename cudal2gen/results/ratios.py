@@ -143,6 +143,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value, from 1; equal values share the mean of their ranks."""
     import numpy as np
 
     # c equal values, the last of which has rank r, have the ranks r-c+1 to r, whose mean is r - (c-1)/2.

@@ -70,6 +70,7 @@ class BackgroundBuilds:
             self._condition.notify_all()
 
     def _serve(self) -> None:
+        """Builds batches until there are no more; the thread runs this."""
         while batch := self._next_batch():
             with suppress(Exception):  # the evaluation of the record compiles it again, and reports the failure
                 self._build(batch, self._cores, self._report)

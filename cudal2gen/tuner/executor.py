@@ -143,6 +143,8 @@ class Worker:
         return self._evaluate(job)
 
     def _evaluate(self, job: EvaluationJob) -> list[Trial]:
+        """The trials of a job. If its process ended, each record is tried alone, so that only the one at fault
+        fails."""
         answer = self._ask((job.problem, job.records, job.effort))
         if isinstance(answer, list):
             return answer
@@ -172,6 +174,7 @@ class Worker:
         return answer
 
     def _connection(self) -> workers.Worker:
+        """The process that evaluates, started if there is none. Raises RuntimeError if it cannot start."""
         if self._closed:
             raise RuntimeError("the executor was closed")
         if self._worker is None:

@@ -42,6 +42,7 @@ class ProposerFactory:
         return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
     def _make(self, name: str, seed: int) -> Proposer:
+        """The proposer of this name, which is known."""
         if name == "llm" and self._llm is not None:
             return self._llm
         if name == "cost-model":

@@ -140,6 +140,7 @@ class GpuEnvironment:
     def _trial(
         self, problem: Problem, record: Record, artifact: Artifact, name: str, turns: Turns, effort: Effort
     ) -> Trial:
+        """The trial of a record that was timed in ``turns`` under the contender's ``name``."""
         if reason := turns.too_good.get(name):
             return trial_of(self, problem, record, effort, "too good", reason=reason)
         timing = turns.timings.get(name)

@@ -227,6 +227,7 @@ class RayExecutor:
         self._idle.put(self._idle_worker(0))
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
+        """Connects to the cluster at an address, the default one if None. Raises Unreachable."""
         try:
             if address and (match := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
                 # Without this check Ray would try for minutes and then end the process.

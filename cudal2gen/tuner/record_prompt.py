@@ -133,6 +133,7 @@ def bases_in(text: str) -> tuple[Problem, dict[str, Record]] | None:
 
 
 def _problem(problem: Problem) -> Fields:
+    """The problem as JSON fields, with what follows from it."""
     return problem.model_dump(mode="json") | {
         "size_class": problem.size_class,
         "flop_per_byte": round(problem.flops / problem.traffic_bytes, 1),

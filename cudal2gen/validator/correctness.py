@@ -226,6 +226,7 @@ def operands(
 
 
 def _draw_operands(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: Element) -> tuple[Array, Array]:
+    """Draws A (m,k) and B (n,k) of a kind of inputs."""
     if inputs in ("binary", "sparse"):
         # The mean of the reference is k times the square of the density. For sparse inputs it is a quarter of the
         # largest exact integer, so that practically no element reaches that integer.

@@ -198,6 +198,8 @@ class ClusterSumMachine(ThreadMachine):
     # --- D
 
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
+        """A lane stores a sum of all slices to its element of D. Refused unless the element is the sum's own, and
+        stored once."""
         matrix, place = self._located(address, d.width, True, self.every)
         target, tile = self.kinds[place.one_kind], self.contract.tile
         assert tile is not None

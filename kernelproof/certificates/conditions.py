@@ -226,6 +226,7 @@ class Multiple:
         return Multiple(self.number, self.divisor, not self.holds)
 
     def truth(self, facts: OpenFacts) -> bool | None:
+        """Whether the condition holds by the facts; None if they do not say."""
         for number, divisor in facts.multiples:
             if divisor % self.divisor == 0 and number.equals(self.number):
                 return self.holds

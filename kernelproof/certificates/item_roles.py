@@ -59,13 +59,18 @@ class ItemRole(ABC):
         """Prove an item that begins with these controls, and return all controls to which it may lead."""
 
     def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
-        """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts."""
+        """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts.
+
+        ``bounds``: of the names in ``tiles``. ``assumed``: numbers that are at least 0 in these problems. ``keeps``:
+        see ``RoleMachine``.
+        """
         key = tiles.key, tuple(each.key for each in assumed), keeps
         if key not in self.machines:
             self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
         return self.machines[key]
 
     def _machine(self, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool) -> RoleMachine:
+        """The new machine that ``machine`` returns."""
         same = tiles.equals(named(TILES))
         contract = self.contract if same else self.contract.where(TILES, tiles, bounds)
         if assumed:

@@ -74,6 +74,7 @@ class SumMachine(ThreadMachine):
     # --- running
 
     def _step(self, block: int, registers: Registers) -> int | Condition | None:
+        """Executes a block; notes where branches lead while slices are added."""
         following = super()._step(block, registers)
         branches = self.program.pieces[block].condition is not None
         if branches and self.phase >= Phase.TILE and self.counter_value is None:
@@ -82,6 +83,7 @@ class SumMachine(ThreadMachine):
         return following
 
     def _execute(self, block: int, registers: Registers) -> None:
+        """Executes the statements of a block."""
         if self.phase != Phase.START:
             super()._execute(block, registers)
             return

@@ -31,6 +31,7 @@ class SumSender(SumPeer, ClusterMachine):
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, site: int, order: int, drops: bool
     ) -> None:  # fmt: skip
+        """An arrival at an mbarrier. One that expects bytes before the items is that for the sums of other CTAs."""
         lanes = self.active(m)
         if self.role != SETUP or not self.pipeline.adds or expected is None or lanes is None:
             super().arrive(address, count, expected, m, site, order, drops)

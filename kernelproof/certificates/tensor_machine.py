@@ -182,6 +182,7 @@ class TensorMachine(TensorProducts):
             super().converge(members, m)
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
+        """A barrier of the CTA: behind the items, all threads meet there."""
         if self.role == ENDING:
             self._together(m)
             if self._number(number).any() or np.any(self._number(count)):
@@ -234,6 +235,7 @@ class TensorMachine(TensorProducts):
     # --- items
 
     def end_item(self) -> None:
+        """Checks that the role is done with the accumulators of an item, and begins the next one."""
         track = self.track
         if self.role == MULTIPLIER and (not track.tensor.passed or track.tensor.drained):
             raise NotCertified("an item ends before its sums are committed, or the next one begins too late")

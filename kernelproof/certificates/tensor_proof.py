@@ -28,6 +28,7 @@ class TensorCta(CtaProof):
     ended: list[tuple[Lanes, RoleState]]
 
     def begin(self, barrier: int) -> Case:
+        """Executes the CTA's beginning, and sorts the lanes by the role whose code they reach."""
         self.heads, self.meeting = heads_of(self.program), meeting_of(self.program)
         case = super().begin(barrier)
         self.ended = []
@@ -50,6 +51,7 @@ class TensorCta(CtaProof):
         return range(1 if self.pipeline.leads else 2, 4)
 
     def prove(self, number: int, found: list[Invariant]) -> Case:
+        """Proves the role of this number, or the CTA's end after the last role."""
         if number == len(ROLES):
             return self._end()
         what = ROLES[number]

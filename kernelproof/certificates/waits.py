@@ -33,6 +33,7 @@ class WaitingMachine(Machine):
         return np.full(self.lanes, self.success)
 
     def _next(self, block: int, registers: dict[str, Any]) -> int | None:
+        """The block that follows; after a test of an mbarrier, the branch must try again until the test succeeds."""
         following = super()._next(block, registers)
         if self.polled:
             self.polled = False

@@ -44,6 +44,7 @@ class WarpgroupMachine(SumSender):
     """The machine of a role whose warpgroups may execute wgmma."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """The methods that statements call, by the name of the unit; ``X`` is that of wgmma."""
         # ``accumulators`` checks accesses to registers.
         methods: dict[str, Callable[..., Any]] = {
             "fence": self.order_registers, "commit": self.commit_products, "wait": self.wait_for_products,

@@ -52,6 +52,7 @@ class GradedSet(BaseModel):
         ]  # fmt: skip
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
+        """A row of the table for each graded program."""
         return tuple(
             (
                 entry.name, entry.verdict.outcome, ", ".join(sorted(entry.verdict.rules)),
@@ -61,6 +62,7 @@ class GradedSet(BaseModel):
         )  # fmt: skip
 
     def _evidence(self) -> tuple[tuple[str, ...], ...]:
+        """Each finding of each program, and what was not checked, with their beginnings."""
         return tuple(
             (entry.name, text[:LONGEST_FINDING])
             for entry in self.entries

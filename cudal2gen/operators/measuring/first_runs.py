@@ -132,6 +132,7 @@ class FirstRuns:
         return Locks(self.file.parent, LOCKS)
 
     def _note(self, run: RunId, outcome: Literal["begun", Outcome], reason: str = "") -> None:
+        """Appends the state of a run to the file, which is rewritten shorter when it grows too large."""
         row = RunEntry(
             card=self.card, version=__version__, digest=run.digest, run=run.number, when=round(time.time(), 3),
             outcome=outcome, reason=reason,

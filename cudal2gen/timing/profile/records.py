@@ -171,6 +171,7 @@ class _SimulatedKernel:
 
     @property
     def profile(self) -> figures.Profile:
+        """The profile of the record."""
         record = self.record
         return composed(
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),

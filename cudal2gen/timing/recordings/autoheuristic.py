@@ -124,6 +124,7 @@ def timings(path: Path) -> Iterator[RecordedTiming]:
 
 
 def _timings(path: Path) -> Iterator[RecordedTiming]:
+    """The timings of one of PyTorch's files; none if it does not name a known GPU."""
     # A file has about a hundred rows of each product and of each choice, so each text is parsed once.
     product, choice = cache(_product), cache(_choice)
     with reading(path), path.open(encoding="utf-8", errors="replace", newline="") as lines:

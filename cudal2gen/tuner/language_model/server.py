@@ -148,6 +148,7 @@ class ServerWire:
         return self._reply(body, request, time.monotonic() - begin)
 
     def _arguments(self, request: ChatRequest, form: Form) -> dict[str, Any]:
+        """The arguments of the client's call. ``form``: how the answer's form is demanded."""
         messages = [message._asdict() for message in request.messages]
         arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
         arguments[self._limit] = self._tokens
@@ -225,6 +226,7 @@ class ServerWire:
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
     def _reply(self, body: bytes, request: ChatRequest, seconds: float) -> Reply:
+        """The reply in the body of an answer, which took ``seconds``. Raises Unavailable for an error of the server."""
         try:
             answer = completions.read(body)
         except completions.ServerError as error:

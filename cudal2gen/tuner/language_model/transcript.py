@@ -260,6 +260,8 @@ class History:
         return cls(line for line in read(path) if line.run == run)
 
     def _add(self, exchange: Exchange) -> None:
+        """Counts an exchange and keeps its answer. Of a problem's earlier answers only the roles of their messages are
+        kept."""
         if not exchange.messages:
             return  # a question that was not sent
         self.count(exchange)

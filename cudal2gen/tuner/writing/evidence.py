@@ -38,6 +38,7 @@ def listing(profile: Profile | str) -> list[str]:
 
 
 def _time(profile: Profile) -> Iterator[str]:
+    """Lines on the modelled time."""
     time = profile.time
     if time is None:
         return
@@ -50,6 +51,7 @@ def _time(profile: Profile) -> Iterator[str]:
 
 
 def _resources(record: Record, profile: Profile) -> Iterator[str]:
+    """Lines on registers, shared memory and occupancy."""
     yield (
         f"ptxas: {profile.registers} registers a thread, {profile.spill_bytes} bytes spilled, "
         f"{record.smem_bytes} bytes of dynamic shared memory, {profile.instructions} instructions"
@@ -62,6 +64,7 @@ def _resources(record: Record, profile: Profile) -> Iterator[str]:
 
 
 def _loop(profile: Profile) -> Iterator[str]:
+    """Lines on the main loop; the profile must have one."""
     loop = profile.loop
     yield (
         f"main loop: {loop.cycles:.0f} cycles a {loop.unit} and scheduler, of which tensor cores need "

@@ -144,6 +144,7 @@ class Judge:
                 self.known.setdefault(code_digest(built, draft.launch), trial)
 
     def _timed_attempt(self, draft: Draft, record: Record, proven: CheckResult, best: float) -> Attempt:
+        """The attempt of a checked kernel, timed if it is right. ``best``: the speed of the best known kernel."""
         if not proven.right:
             return self._attempt(draft, self.trial(record, proven.outcome, proven), proven, record, best)
         (trial,) = self.executor.submit(EvaluationJob(self.problem, (record,), "short")).result()

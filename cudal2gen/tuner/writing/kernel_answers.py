@@ -124,6 +124,7 @@ def _ideas_in_prose(text: str) -> Iterator[Idea]:
 
 
 def _json_object(content: str) -> dict[str, int | str]:
+    """The whole numbers and texts of a JSON object; empty for any other text."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

@@ -34,6 +34,7 @@ class Profiler:
 
     @staticmethod
     def _profile_of_built(record: Record, artifact: Artifact) -> Profile | str:
+        """The profile of a built kernel, or why there is none."""
         try:
             return profile.of_record(record, artifact.cubin, artifact.source)
         except MissingTool:

@@ -67,6 +67,8 @@ class KernelScorer:
         return self._rewards[key]
 
     def _computed_reward(self, shown: str, problem: str, answer: str) -> float:
+        """The mean reward of the kernels in an answer, faulty ones included. ``shown``, ``problem``: JSON texts of what
+        the question showed."""
         judge, bases, best = self._judge(shown, problem)
         reasoning, text = answers.split_reasoning(answer)
         drafts, faults = kernel_answers.drafts(Reply(text=text, reasoning=reasoning), bases, self._most)

@@ -96,6 +96,7 @@ class Session:
 
     @cached_property
     def _judge(self) -> Judge:
+        """A judge that knows the incumbent and all measured attempts."""
         limits = self.limits
         judge = Judge(
             self.problem, self.executor, limits.bounds, limits.weights, self.run_name, self._earlier_attempt,
@@ -330,6 +331,7 @@ class Session:
         return labelled
 
     def _question(self, bases: dict[str, Base]) -> str:
+        """The text of the next question. ``bases``: texts that an answer's patches may change, by name."""
         variants = sorted(self._variants(), key=lambda pair: pair[0])
         ordered = [variant._replace(is_complete=number < MAX_COMPLETE) for number, (_, variant) in enumerate(variants)]
         modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
@@ -407,6 +409,7 @@ class Session:
             self.memory.keep(note)
 
     def _note(self, how: str, attempt: Attempt) -> Note:
+        """The note that the memory keeps of an attempt. ``how``: how it ended."""
         trial = attempt.trial
         return Note(
             title=f"A written kernel, {how}",

@@ -148,6 +148,8 @@ class ClusterClocks(WarpClocks):
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
     ) -> bool:
+        """Whether an access of another warp at a tick happens before the present of a warp, by its own clock or by one
+        of ``clocks``."""
         if row // self.cluster != other_row // self.cluster:
             return False
         column = int(self.first[other_row]) + other_warp
@@ -283,6 +285,7 @@ class ClusterClocks(WarpClocks):
     # --- barriers ---
 
     def meet_all(self) -> None:
+        """All warps of each CTA meet: each knows what any of them knew."""
         self.base[:] = self.launch.tick
         self._join_private(None)
         for row in range(self.batch.count):
@@ -292,6 +295,7 @@ class ClusterClocks(WarpClocks):
             horizon[:] = joined
 
     def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
+        """The base class's ``meet``, with clocks of all warps of the cluster."""
         synchronised = np.zeros((self.batch.count, self.warps), bool)
         synchronised[row, warps] = True
         self._join_private(synchronised)

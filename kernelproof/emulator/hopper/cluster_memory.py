@@ -265,6 +265,7 @@ class ClusterMemory(ClusterOrder):
         same: Callable[[], Array] | None = None,
         after_reads: bool = True,
     ) -> None:
+        """Also checks that no asynchronous reader still needs the elements."""
         super()._check_write(lanes, width, elements, site, offset, same, after_reads)
         # Threads must not overwrite elements that asynchronous work may still be reading. The base class does not check
         # those reads. Their tags are kept per 16 bytes: elements * width >> 4 is the 16-byte element of each written

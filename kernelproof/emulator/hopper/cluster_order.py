@@ -97,6 +97,7 @@ class ClusterOrder(SharedMemory):
         return column + ended if hazard == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
+        """Per element, whether the tagged access happens before the lane's present one."""
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, _ = self._split(tags)
         column = self._deciding_columns(actor, self.together_of[actor], hazard)
@@ -128,6 +129,7 @@ class ClusterOrder(SharedMemory):
         return (first + (actor >> RANK_THREADS)) * batch.width + (actor & THREAD_OF_ACTOR), until
 
     def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:
+        """The answer of the base class, by the clocks of the cluster."""
         actor, ticks, column = self._split(tags)
         batch, out = self.batch, np.zeros(len(tags), bool)
         own = self.cluster_clocks.first[batch.row_of[lanes]] + batch.warp[lanes]
@@ -153,6 +155,7 @@ class ClusterOrder(SharedMemory):
         return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
 
     def participant(self, tag: int, row: int, granule: int, reader: bool, lane: int | None = None) -> Participant:
+        """Who made the access of a tag."""
         actor, clocks = tag & ACTOR, self.cluster_clocks
         site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None, lane)
         threads: tuple[int, ...] = ()
@@ -174,6 +177,7 @@ class ClusterOrder(SharedMemory):
         return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
 
     def _recorded_site(self, granule: int, column: int | None, lane: int | None) -> Site:
+        """The instruction of a recorded access. ``column``: that of the reader, None for the writer."""
         if column is not None and column >= self.cluster_clocks.barriers:
             # A bulk copy to another CTA reads under the column of an mbarrier, but is recorded under that of its warp.
             chunk = granule * self.granule >> 4

@@ -71,6 +71,7 @@ class DeviceFlags:
         return self.clocks.contents(row, warp), self.order.version(self._sides[row].cta, warp), cumulative
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
+        """A function that says whether an access of a CTA's warp at a tick happens before this warp's next load."""
         batch, clocks, order = self.batch, self.clocks, self.order
         own_cta = self._sides[row].cta
         bounds: list[Clock] | None = None

@@ -67,6 +67,7 @@ class SharedFlags:
         return row, warp
 
     def learn_write(self, row: int, warp: int, place: int, write: Write[Array], strong: int) -> None:  # noqa: ARG002
+        """Note that a warp has read a write: an acquire learns its clocks, any other read keeps them in ``learned``."""
         clocks = self.flags.clocks(write, self._side(row), scope_of(strong))
         if strong & ORDERS:
             for clock in clocks.values():
@@ -85,6 +86,7 @@ class SharedFlags:
         return b"".join((self.clocks.contents(row, warp), *clocks)), 0, cumulative
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
+        """A function that says whether an access of another warp at a tick happens before this warp's next load."""
         clocks = self._others(row, warp, cumulative)
 
         def knows(other_row: int, other_warp: int, tick: int) -> bool:
