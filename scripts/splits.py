@@ -103,10 +103,12 @@ def choose(records: Sequence[Record], tables: Tables) -> list[Split]:
 
 
 def _cheap_us(record: Record) -> float:
+    """A record's microseconds by the cheap form of the model, which needs no build."""
     return model.estimate(record).us
 
 
 def _built_us(record: Record) -> float:
+    """A built record's microseconds by the form of the model that reads its machine code."""
     us = code_us(record)
     assert us is not None, f"{record.name} is not built"
     return us
@@ -160,12 +162,14 @@ def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> li
 
 
 def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
 
 
 def print_recorded(gains: Sequence[RecordedGain]) -> None:
-    """Prints a row of a Markdown table for each class of the modelled gain."""
+    """Prints a row of a Markdown table for each class of the modelled gain: the class, its kernels, the geometric means
+    of their modelled gains and of their times over the vendor's, and the share of kernels that are slower than it."""
     for low, high in pairwise(CLASSES):
         row = [gain for gain in gains if low <= gain.modelled < high]
         if row:

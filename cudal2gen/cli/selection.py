@@ -340,6 +340,7 @@ class Selection:
         ).count(True)
 
     def _check_size_options(self) -> None:
+        """Ends the command unless exactly one option that chooses sizes was given."""
         if self._size_option_count != 1:
             refuse("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE")
 
@@ -428,6 +429,7 @@ class Selection:
                 note(f"{error}; left out")
 
     def _is_of_class(self, problem: Problem) -> bool:
+        """Whether a problem has the selected size class, if one was selected."""
         return self.size_class in (None, problem.size_class)
 
     def _sampled(self, records: Iterable[Record], seed: int = 0) -> list[Record]:
@@ -446,6 +448,7 @@ class Selection:
         return [by_problem[problem] for problem in stratified(by_problem, seed)[: self.sample]]
 
     def _changed(self, records: Iterable[Record]) -> list[Record]:
+        """The records after ``--set`` and ``--fit``."""
         return list(map(self.changed, records))
 
     def changed(self, record: Record) -> Record:

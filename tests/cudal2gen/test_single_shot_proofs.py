@@ -15,6 +15,7 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.cudal2gen.test_wgmma_proofs import NO_WAIT, TRY_WAIT, Edit
 from tests.draws import few_by
 
+# Kernels that get faults: with all k in one CTA, and with slices of k in a cluster of two.
 WHOLE = once(k_chunks=2)
 SUMS = once(k_chunks=1, split_k=2)
 COVERED: dict[str, Record] = {
@@ -37,6 +38,8 @@ MUTATED: dict[str, Record] = {
 }  # fmt: skip
 BUILT_AHEAD = [*COVERED.values(), *MUTATED.values()]
 
+# Patterns of PTX in which faults are: a copy under a predicate, the test whether a row exists, bytes that a CTA
+# expects, a vector that is sent, the rank of its receiver, and an addition.
 GUARDED = r"(?P<guard>@p )(?P<copy>cp\.async\.cg\S+ \[(?P<to>%r\d+)\], \[(?P<from>%rd\d+)\], 16, (?P<bytes>%r\d+);)"
 ROWS = r"(?P<rows>setp\.gt\.s32 \s*%p\d+, (?P<left>%r\d+), )(?P<row>\d+);(?=\s*selp\.b32)"
 EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (?P<bar>\[%r\d+\]), (?P<bytes>%r\d+);"

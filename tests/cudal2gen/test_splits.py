@@ -15,6 +15,7 @@ from scripts import splits
 from tests.commands import run
 from tests.cudal2gen.strategies import multistage
 
+# Each published record that was replaced, and the one that replaces it.
 PAIRS = [(record, catalog.own(record.problem)) for record in published.replaced()]
 
 

@@ -12,6 +12,7 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.cudal2gen.test_wgmma_proofs import Edit
 from tests.draws import THOROUGH
 
+# Kernels that get faults: of one CTA, of a pair, and of a row of two CTAs; the last two with slices of k.
 PLAIN = tensor()
 TWO = tensor(**PAIR)
 ROW = tensor(cluster=[1, 2])
@@ -48,12 +49,14 @@ TRY_WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, (\[%r\d+\]), (%r\d+
 NO_WAIT = r"setp.eq.u32 p, \2, \2;"
 # Indices of waits in the text: the producer's, the multiplier's for accumulators and for a k-tile, the group's.
 PRODUCER, ACCUMULATORS, STAGE, SUMS = range(4)
+# Patterns of PTX in which faults are.
 AFTER = r"tcgen05\.fence::after_thread_sync;"
 COMMIT = r"tcgen05\.commit\.[^;]*;"
 MMA = r"(tcgen05\.mma\.[^;\[]*\[%r\d+\], )(%rd\d+), (%rd\d+)(, %r\d+, p;)"
 FORM, OTHER = r"(mov\.b32 \s*%r\d+, )134742032;", r"\g<1>{};"  # the descriptor of an instruction, and another one
 MODE = "4611756662049472512"  # a descriptor's high word: swizzle of 128 bytes, 1024 from 8 rows to the next
 PTX_LD = r"tcgen05\.ld\.sync\.aligned\.[^;]*;"
+# A parity that is toggled, and the test whether the next stage or place is the first again.
 TOGGLE = r"xor\.b32 \s*(%r\d+), \1, %r\d+;"
 NEXT = r"(add\.s32 \s*(%r\d+), %r\d+, 1;\s*setp\.eq\.s32 \s*%p\d+, \2, )"
 FAULTS: dict[str, Edit] = {
@@ -126,6 +129,8 @@ FAULTS: dict[str, Edit] = {
     "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*setp)", "", 0, TWO),
     "a stage is handed back to the own CTA alone": Edit(r"(tcgen05\.commit[^;]*), %rs\d+;", r"\1, 1;", 0, ROW),
 }  # fmt: skip
+# A branch by either of two conditions, of which BEYOND is formatted with what follows it; and the branch by the first
+# condition alone.
 BEYOND, ROWS_ALONE = r"or\.pred( \s*%p\d+, )(%p\d+), %p\d+;(?=\s*@%p\d+ bra[^;]*;\s*{})", r"or.pred\1\2, \2;"
 SLICE_FAULTS: dict[str, Edit] = {
     "sums of a tile beyond D are stored": Edit(BEYOND.format(r"sub\.s32"), ROWS_ALONE, 0, ROW_SPLIT),

@@ -466,6 +466,8 @@ class ClusterMemory(ClusterOrder):
         i = int(np.flatnonzero(bad)[0])
         kind, why = "shared-race", " without synchronisation between"
         one, tag = np.array([lane]), tags[i : i + 1]
+        # An access that has ended for this lane, though it is not visible to it, was released or acquired in too
+        # narrow a scope.
         if self.cluster_clocks.ended and self._ordered(one, tag, WRITE_AFTER_READ)[0]:
             kind, why = "memory-scope", f": {NARROW}"
         elif self._some_lanes_released(one, tag, hazard)[0]:

@@ -280,7 +280,7 @@ class _Judge:
 
     def _with_constants(self, reference_room: Room, constants: Any) -> list[Draw]:
         """Draws in which the constants are planted with which the kernels that ran compare. Raises WrongInput."""
-        turns = branches.rotations(_small(constants), MOST_PLANTED)
+        turns = branches.rotations(_plantable(constants), MOST_PLANTED)
         kinds = (*inputs.HALVES, *([inputs.IN_TURN] if len(turns) > 1 else ()))
         draws = [self._with_planted(reference_room, kind, turn) for turn in turns for kind in kinds]
         return [draw for draw in draws if draw is not None]
@@ -288,7 +288,7 @@ class _Judge:
     def _with_unmet_constant(self, reference_room: Room, constants: Any) -> list[Draw]:
         """A draw with the constant of a comparison that had the same result in all calls, in a way in which it was not
         planted before; none if there is no other way. Raises WrongInput."""
-        ways = [(number, kind) for number in _small(constants)[:MOST_PLANTED] for kind in inputs.DIRECTED]
+        ways = [(number, kind) for number in _plantable(constants)[:MOST_PLANTED] for kind in inputs.DIRECTED]
         for number, kind in ways:
             if (number, kind) in self.planted or len(self.planted) >= MOST_PLANTED_DRAWS:
                 continue
@@ -297,7 +297,8 @@ class _Judge:
         return []
 
     def _with_planted(self, reference_room: Room, kind: str, constants: Sequence[float]) -> Draw | None:
-        """The first draw with planted constants; None if the reference is not defined for it. Raises WrongInput."""
+        """The first draw with these constants planted in it, as ``kind`` says; None if the reference is not defined for
+        it. Raises WrongInput."""
         self.planted.add((constants[0], kind))
         draw = planting.with_constants(self.draws[0], kind, constants, np.random.default_rng(len(self.planted)))
         try:
@@ -448,7 +449,7 @@ class _Judge:
         self.verdict.findings.append(Finding.of(rule, message, kernel, self.case, **evidence))
 
 
-def _small(constants: Any) -> list[float]:
+def _plantable(constants: Any) -> list[float]:
     """The constants of kernels, as a room reports them, that are planted in inputs."""
     return [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
 

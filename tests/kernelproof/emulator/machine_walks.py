@@ -34,7 +34,8 @@ class Use(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """What of an instruction is pending on a path, as masks of registers, and of scoreboards that guard them."""
+    """What of an instruction is pending on a path, ``cycles`` after its issue: masks of the registers of a result of
+    fixed latency (``fixed``), of one that a scoreboard guards (``result``), and of operands; and of the scoreboards."""
 
     cycles: int
     fixed: int
@@ -65,16 +66,17 @@ class Walker:
         return {use for at, start in starts.items() for use in self._behind(at, start)}
 
     def _behind(self, at: int, start: int) -> Iterator[Use]:
+        """The uses of the instruction ``at``, whose block begins at ``start``, on all paths behind it."""
         item = self.code[at]
         if item.guard in NEVER:
             return
         own, control = access(item), item.control
         guarded = item.name in self.results
         board = 0 if control.write_barrier is None else 1 << control.write_barrier
-        other = 0 if control.read_barrier is None else 1 << control.read_barrier
+        operand_board = 0 if control.read_barrier is None else 1 << control.read_barrier
         first = _Pending(
             max(1, control.stall), 0 if guarded else own.writes, own.writes if guarded else 0,
-            own.reads & (VECTOR | UNIFORM) if item.name in self.operands else 0, board, board | other,
+            own.reads & (VECTOR | UNIFORM) if item.name in self.operands else 0, board, board | operand_board,
         )  # fmt: skip
         paths, seen = [(Point(start), at + 1, first)], set[tuple[Point, _Pending]]()
         while paths:
@@ -104,6 +106,8 @@ class Walker:
             operand = 0 if waits(item) & operand_boards else operand
         if item.guard not in NEVER:
             own, queues, before = access(item), queue_names(item, self.sm), queue_names(earlier, self.sm)
+            # A queue serves its instructions in order: an instruction behind in the same one writes its result after
+            # the earlier one has written its result (queue 0), or read its operands (queue 1).
             loads = item.name in self.facts.scoreboards
             after_result = loads and queues[0] is not None and queues[0] == before[0]
             after_operand = loads and queues[1] == before[1]
@@ -116,6 +120,8 @@ class Walker:
                 operand = 0
             if item.guard is None:
                 fixed, result, operand = (mask & ~own.writes for mask in (fixed, result, operand))
+            # The scoreboards that the instruction takes become free in its queues' order, so a wait for them is one for
+            # the earlier instruction, too.
             taken = 0 if item.control.write_barrier is None else 1 << item.control.write_barrier
             either = taken | (0 if item.control.read_barrier is None else 1 << item.control.read_barrier)
             result_boards |= taken if queues[0] is not None and queues[0] == before[0] else 0
@@ -138,4 +144,5 @@ class Walker:
 
 
 def _opposite(guard: str) -> str:
+    """The guard that holds where this one does not."""
     return guard[1:] if guard.startswith("!") else f"!{guard}"

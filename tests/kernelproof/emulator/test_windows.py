@@ -28,6 +28,7 @@ PTX = """
     ret;
 }}
 """
+# Lines that read upper bits, and lines that do not.
 READINGS = [
     "shr.u64 %t4, %a, 56;", "shr.u64 %t4, %l, 24;", "shr.u64 %t4, %b, %r1;", "bfe.u64 %t4, %a, 40, 8;",
     "and.b64 %t4, %a, -72057594037927936;", "setp.gt.u64 %p1, %b, 281474976710656;", "clz.b64 %r1, %a;",

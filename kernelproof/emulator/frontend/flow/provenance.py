@@ -70,7 +70,8 @@ def _contributed_pointers(ins: Instr, places: Mapping[str, tuple[str, int]], wor
         ):
             first = places[address.base.name][1] + address.base.offset + address.offset
             count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
-            # A parameter is named by its offset. Only 64-bit values can be pointers.
+            # A parameter is named by its offset. Only 64-bit values can be pointers; of words, each half stands for the
+            # aligned 64-bit parameter that contains it.
             if words and width == 4:
                 return frozenset((first + i * width) & ~7 for i in range(count))
             return frozenset(first + i * width for i in range(count)) if width == 8 else _NO_POINTERS

@@ -21,8 +21,8 @@ _FLOATS = ("f16", "f32", "f64")
 def window_readings(instructions: Sequence[Instr]) -> list[Instr]:
     """Those instructions of a kernel that read the upper bits of a generic address."""
     used = {name for ins in instructions for name in results_and_operands(ins)[1]}
-    addresses: set[str] = set()
-    known = -1
+    addresses: set[str] = set()  # registers that may hold a generic address
+    known = -1  # how many of them the last round knew; rounds end when one finds no further register
     while known != len(addresses):
         known = len(addresses)
         for ins in instructions:
