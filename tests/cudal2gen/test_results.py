@@ -9,9 +9,12 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cudal2gen import results
@@ -88,6 +91,20 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert path.read_bytes() == before
+
+
+@given(st.integers(0, 140_000), st.lists(st.integers(0, 140_000), max_size=2))
+def test_rows_follow_the_last_whole_line(size: int, breaks: list[int]) -> None:
+    """A killed process may have left any part of a line behind, also a long one or the first."""
+    before = bytearray(b"x" * size)
+    for place in breaks:
+        before[place : place + 1] = b"\n"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "verdicts.jsonl"
+        path.write_bytes(before)
+        results.append([verdict("a")], path)
+        row = verdict("a").model_dump_json().encode()
+        assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[: before.count(b"\n")]) + row + b"\n"
 
 
 @pytest.mark.slow

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernelproof import emulator
 from kernelproof.certificates import Certificate, NotCertified, by_contract
+from kernelproof.certificates.traffic import Traffic
 from kernelproof.emulator import Counters
+from kernelproof.emulator.state.sites import Site
 from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
 from tests.kernelproof.emulator.build import compiled_text
 
@@ -51,6 +57,68 @@ def kind_of(opcode: str) -> str:
     """The kind under which counters count the accesses of an opcode to shared memory, such as ``st.shared``."""
     base, *parts = opcode.split(".")
     return "cp.async" if base == "cp" else base if base == "ldmatrix" else f"{base}.{parts[0]}"
+
+
+# An access: the bytes of each lane, the numbers of the lanes, and where each lane accesses, as a multiple of the bytes.
+ACCESSES = st.tuples(
+    st.sampled_from((1, 2, 4, 8, 16)),
+    st.lists(st.integers(0, 95), min_size=2, max_size=64, unique=True).map(sorted),
+    st.lists(st.integers(0, 260), min_size=64, max_size=64),
+)
+SITE = Site(text="st.shared.u32 [%r1], %r2;")
+
+
+def wavefronts(size: int, lanes: list[int], places: list[int]) -> tuple[int, int, int]:
+    """Warps, wavefronts and wavefronts without conflicts of an access to 32 banks of 4 bytes, counted word by word."""
+    group = min(32, 128 // max(4, size))  # lanes that are served at a time
+    needed = ideal = 0
+    for first in range(0, 96, group):
+        words = {
+            place * size // 4 + part
+            for lane, place in zip(lanes, places, strict=True) if first <= lane < first + group
+            for part in range(max(1, size // 4))
+        }  # fmt: skip
+        banks = Counter(word % 32 for word in words)
+        needed, ideal = needed + max(banks.values(), default=0), ideal + bool(banks)
+    return len({lane // 32 for lane in lanes}), needed, ideal
+
+
+@given(st.lists(ACCESSES, min_size=1, max_size=3))
+def test_the_worst_access_to_shared_memory_is_stated(accesses: list[tuple[int, list[int], list[int]]]) -> None:
+    traffic = Traffic([SITE])
+    counted = []
+    for size, lanes, places in accesses:
+        traffic.shared(0, np.array(places[: len(lanes)]) * size, np.array(lanes), size)
+        counted.append(wavefronts(size, lanes, places[: len(lanes)]))
+    traffic.shared(0, np.array([0]), np.array([5]), 4)  # a single lane
+    (stated,) = traffic.shared_accesses()
+    worst = max((needed - ideal, needed) for _, needed, ideal in counted)
+    assert (stated.warps, stated.wavefronts, stated.without_conflicts) in counted
+    assert (stated.wavefronts - stated.without_conflicts, stated.wavefronts) == worst
+    assert stated.opcode == "st.shared.u32"
+
+
+@given(ACCESSES, st.lists(st.integers(0, 3), min_size=64, max_size=64))
+def test_runs_and_sectors_of_an_access_to_an_operand(access: tuple[int, list[int], list[int]], rows: list[int]) -> None:
+    size, lanes, places = access
+    traffic = Traffic([SITE])
+    starts = np.array(places[: len(lanes)]) * size
+    traffic.of_operand(0, "A", np.array(rows[: len(lanes)]), starts, np.array(lanes), size)
+    (stated,) = traffic.global_accesses()
+    touched = {
+        (lane // 32, row, start + byte)
+        for lane, row, start in zip(lanes, rows, starts.tolist(), strict=False) for byte in range(size)
+    }  # fmt: skip
+    lengths: Counter[int] = Counter()
+    for warp, row, byte in touched:
+        if (warp, row, byte - 1) not in touched:
+            lengths[next(n for n in count(1) if (warp, row, byte + n) not in touched)] += 1
+    # A run may begin at each multiple of the access's size in a sector.
+    sectors = {n: [(begin + n - 1) // 32 + 1 for begin in range(0, 32, size)] for n in lengths}
+    assert stated.warps == len({lane // 32 for lane in lanes})
+    assert dict(map(reversed, stated.runs)) == lengths
+    assert stated.sectors == tuple(sum(lengths[n] * of(sectors[n]) for n in lengths) for of in (min, max))
+    assert (stated.operand, stated.opcode) == ("A", "st.shared.u32")
 
 
 @pytest.mark.slow

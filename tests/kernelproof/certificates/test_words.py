@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernelproof.certificates import abstract
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
-from kernelproof.certificates.words import Word
+from kernelproof.certificates.words import Word, polynomial
 
 LANES, MOST = 4, 1000
 BOUNDS = {("x",): (0, MOST), ("y",): (1, 7)}
@@ -110,6 +110,20 @@ def test_a_comparison_that_is_decided_is_right(x: int, other: int, start: Lanes)
         except NotCertified:
             continue
         assert (np.broadcast_to(answer, LANES) == test(start.astype(np.int64) + x, other)).all()
+
+
+@given(st.sampled_from(["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]), st.sampled_from((8, 16, 32, 64)), st.data())
+def test_integers_are_polynomials_and_nothing_else_is(kind: str, bits: int, data: st.DataObject) -> None:
+    width = 8 * np.dtype(kind).itemsize
+    numbers = data.draw(st.lists(st.integers(0, (1 << width) - 1), min_size=1, max_size=LANES))
+    values = np.array(numbers, f"u{width // 8}").view(kind)
+    terms = polynomial(values, bits).terms
+    assert not terms.keys() - {()}
+    exact = [int(value) % (1 << bits) for value in values]
+    assert [int(value) % (1 << bits) for value in np.broadcast_to(terms.get((), 0), len(values))] == exact
+    for other in (values.astype("f4"), values.astype("f8"), values.astype(object)):
+        with pytest.raises(NotCertified):
+            polynomial(other, bits)
 
 
 def test_what_may_overflow_is_not_extended() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelproof.emulator.memory.shared_tags import any_granule, put_in_granules
+from kernelproof.emulator.hopper.cluster_order import ClusterOrder
+from kernelproof.emulator.memory.shared_tags import SharedTags, any_granule, put_in_granules
 from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
 from kernelproof.emulator.state.arrays import groups_are_equal
 
@@ -21,6 +22,14 @@ def runs(draw: st.DrawFn) -> GranuleRun:
     start = draw(st.integers(0, GRANULES // 2))
     lanes = draw(st.integers(1, (GRANULES - start) // per))
     return GranuleRun(start, start + lanes * per, per, draw(st.sampled_from((0, 1, 7))), draw(st.integers(1, 3)) << 34)
+
+
+@pytest.mark.parametrize("tags", [SharedTags, ClusterOrder])
+def test_ticks_and_actors_of_a_tag_do_not_meet(tags: type[SharedTags]) -> None:
+    largest = (tags.MAX_TICK - 1) << tags.BITS | (1 << tags.BITS) - 1
+    assert largest < tags.IN_FLIGHT
+    assert tags.IN_FLIGHT.bit_count() == 1
+    assert tags.IN_FLIGHT | (1 << tags.BITS) - 1 < tags.UNWRITTEN <= np.iinfo(tags.TAG).max
 
 
 @given(st.lists(st.tuples(st.booleans(), runs()), max_size=12))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernelproof.grading import Limits
 from kernelproof.grading.benchmarks import flashinfer
@@ -154,6 +156,31 @@ def test_headers_of_a_solution_are_put_in_once() -> None:
     assert text.count("constexpr int HIDDEN") == 1
     assert '"kernel.h"' not in text
     assert "<cuda_fp16.h>" in text
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["<{}.h>", '"{}.h"', '"x/{}.h"', '"other/{}.h"'])),
+                max_size=9), st.integers(0, 9))  # fmt: skip
+def test_included_files_of_a_solution_replace_their_includes(includes: list[tuple[str, str]], shared: int) -> None:
+    """Headers a, b and c are files of the solution; the first lines are those of the unit, the others of header a."""
+    lines = ["#include " + form.format(name) for name, form in includes]
+    own, inner = lines[:shared], lines[shared:]
+    files = {f"x/{name}.h": f"int {name};" for name in "abc"} | {"k.cu": "\n".join([*own, "int unit;"])}
+    files["x/a.h"] = "\n".join(["int a;", *inner])
+    text = flashinfer.parse(flashinfer.Solution, solution("cuda", "k.cu::run", files), "the solution").inlined()
+    expected: list[str] = []
+    seen: set[str] = set()
+    known = {f'#include "{folder}{name}.h"': f"x/{name}.h" for folder in ("", "x/") for name in "abc"}
+
+    def expand(path: str) -> None:
+        for line in files[path].splitlines():
+            if line not in known:
+                expected.append(line)
+            elif known[line] not in seen:
+                seen.add(known[line])
+                expand(known[line])
+
+    expand("k.cu")
+    assert [line for line in text.splitlines() if line] == expected
 
 
 @pytest.mark.one_in(2)
