@@ -27,6 +27,8 @@ class Unsupported(Exception):
     """A solution needs a part of torch that only a GPU has, so it cannot be judged here."""
 
 
+# The tensors whose elements Python has read.
+HOST_READS: list[Any] = []
 # The messages of all Unsupported exceptions, because a solution may have caught one.
 OBSTACLES: list[str] = []
 
@@ -42,6 +44,8 @@ class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is unty
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _HOST_READERS:
+            HOST_READS.append(args[0])
         substitute = _SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(*args)
@@ -71,6 +75,8 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: lambda *_: True,
     torch.Tensor.record_stream: lambda *_: None,
 }
+# Functions that give a tensor's elements to the host.
+_HOST_READERS = frozenset((torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__))
 # Functions that take ``pin_memory``, which memory of the CPU cannot have here.
 _PINNABLE_FACTORIES = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
 

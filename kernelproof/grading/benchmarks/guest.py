@@ -108,7 +108,7 @@ class Guest:
 
     def draw(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """Draw inputs from a seed."""
-        self.ledger.clear()
+        self.ledger.begin(())
         with cuda_face.CudaFace(), torch.no_grad(), self.ledger:
             inputs = self.problem.inputs(request["seed"])
         # Inputs that were only drawn, without an operator of torch, have no structure that a solution may rely on.
@@ -118,16 +118,18 @@ class Guest:
 
     def expect(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """Compute the reference's outputs for some inputs, in its own types and, if possible, in fp64. The answer also
-        has the work of its operators."""
+        has the work of its operators, and the inputs on which the outputs depend."""
         inputs, seed = values.unpacked(request["inputs"], arrays), request["seed"]
-        self.ledger.clear()
+        self.ledger.begin(tensors(inputs))
         with cuda_face.CudaFace(), torch.no_grad():
             with self.ledger:
                 own = self.problem.outputs(inputs, seed)
             exact = self.problem.exact(inputs, seed)
         origin = self.ledger.union(map(address, tensors(own)))
         out: list[wire.Tensor] = []
-        answer = {"own": values.packed(own, out), "work": self.ledger.work(origin)}
+        answer = {
+            "own": values.packed(own, out), "work": self.ledger.work(origin), "depends": sorted(origin.inputs),
+        }  # fmt: skip
         answer["exact"] = None if exact is None else values.packed(exact, out)
         return answer, out
 
@@ -192,7 +194,8 @@ class Guest:
         ``unjoined``: streams with work that nothing waited for. ``bare``: for each result, whether no kernel has a part
         in it. ``changed``: for each input, whether the solution changed it. ``constants``: those in comparisons of the
         kernels. ``unmet``: those in comparisons that had the same result in all calls, which ``remark`` lists.
-        ``windows``: see ``RoomDevice``.
+        ``windows``: see ``RoomDevice``. ``host_only``: the inputs that Python has read and that have no other part in
+        the outputs.
         """
         assert self.solution is not None
         fresh = values.unpacked(request["inputs"], arrays)
@@ -201,8 +204,8 @@ class Guest:
         else:
             for old, new in zip(tensors(self.inputs), tensors(fresh), strict=True):
                 old.copy_(new)
-        self.ledger.clear()
-        self.device.ledger.clear()
+        self.ledger.begin(tensors(self.inputs))
+        cuda_face.HOST_READS.clear()
         before = [tensor.clone() for tensor in tensors(self.inputs)]
         problems.seed_all(request["seed"])
         with torch.no_grad(), cuda_face.CudaFace(), self.ledger:
@@ -214,6 +217,7 @@ class Guest:
         packed = values.packed(result, out) if not lazy else {"value": None}
         origins = [self.ledger.origins.get(address(item), NOTHING) for item in results]
         origin = self.ledger.union(map(address, results))
+        host_inputs = self.ledger.union(map(address, cuda_face.HOST_READS)).inputs
         changed = [has_changed(old, new) for old, new in zip(before, tensors(self.inputs), strict=True)]
         answer = {
             "outputs": packed, "lazy": lazy, "unjoined": unjoined,
@@ -221,6 +225,7 @@ class Guest:
             "launched": sorted(set(self.ledger.launches)), "operators": self.ledger.names(origin),
             "work": self.ledger.work(origin), "bare": [not item.launches for item in origins], "changed": changed,
             "constants": list(self.device.constants), "unmet": self.device.outcomes.unmet_constants(),
+            "host_only": sorted(host_inputs - origin.inputs),
             "remark": self.device.outcomes.remark(), "windows": self.device.windows[:1],
         }  # fmt: skip
         return self._state(answer), out

@@ -34,6 +34,7 @@ BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until
 STATED_BUDGET = 8 * BUDGET  # most operations of a stated shape on which a solution is called after a smaller one
 # Torch counts as doing all of the work if it does this share of each kind of work that the reference does.
 ALL_WORK_SHARE = 0.9
+LEAST_DATA = 64  # elements of an input with which host code may not compute; fewer may be sizes or factors
 # The error of an output may always be this many times that of the reference in its own type.
 MOST_REFERENCE_ERRORS = 4.0
 # How many constants of kernels are planted in inputs, and their largest magnitude. A kernel may be right only for
@@ -226,6 +227,7 @@ class _Judge:
             return False
         own, exact = _numbers(answer["own"]), _numbers(answer["exact"]) if answer["exact"] else []
         draw.own, draw.tree, draw.work = [arrays[n] for n in own], answer["own"], answer["work"]
+        draw.depends = answer["depends"]
         draw.exact = [arrays[n] for n in exact] if len(exact) == len(own) else None
         return draw.kind == "normal" or all(np.isfinite(item.values()).all() for item in draw.own if item.is_float)
 
@@ -366,6 +368,10 @@ class _Judge:
             return
         if any(answer["bare"]):
             self.remarks.append("no kernel of the source has a part in some of the outputs")
+        large = {number for number, item in enumerate(draw.arrays) if item.is_float and item.bits.size >= LEAST_DATA}
+        if hosted := large & {*draw.depends} & {*answer["host_only"]}:
+            names = ", ".join(map(str, sorted(hosted)))
+            self._add("library-call", f"host code computes with input {names}, which no kernel reads", text="host")
         work = answer["work"]
         if draw.work and all(
             work.get(kind, 0) >= ALL_WORK_SHARE * amount for kind, amount in draw.work.items() if amount

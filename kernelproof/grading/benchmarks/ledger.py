@@ -56,13 +56,15 @@ class Operator(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What had a part in a storage's contents, as indices into the ledger's ``operators`` and ``launches``."""
+    """What had a part in a storage's contents, as indices into the ledger's ``operators`` and ``launches`` and into the
+    ``inputs`` of a call."""
 
     operators: frozenset[int] = frozenset()
     launches: frozenset[int] = frozenset()
+    inputs: frozenset[int] = frozenset()
 
     def __or__(self, other: Origin) -> Origin:
-        return Origin(self.operators | other.operators, self.launches | other.launches)
+        return Origin(self.operators | other.operators, self.launches | other.launches, self.inputs | other.inputs)
 
 
 NOTHING = Origin()
@@ -96,10 +98,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
         """Returns False, since otherwise torch would import torch._dynamo, which takes seconds."""
         return False
 
-    def clear(self) -> None:
-        """Forget all origins, so that tensors that exist now count as inputs."""
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Forget all origins, and begin a call with these tensors as its inputs."""
         for part in (self.operators, self.launches, self.origins, self.kept):
             part.clear()
+        for number, tensor in enumerate(inputs):
+            self.origins[address(tensor)] = self.union([address(tensor)]) | Origin(inputs=frozenset((number,)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -141,11 +145,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
         """The union of the origins of some storages."""
         operators: set[int] = set()
         launches: set[int] = set()
+        inputs: set[int] = set()
         for at in storages:
             origin = self.origins.get(at, NOTHING)
             operators |= origin.operators
             launches |= origin.launches
-        return Origin(frozenset(operators), frozenset(launches))
+            inputs |= origin.inputs
+        return Origin(frozenset(operators), frozenset(launches), frozenset(inputs))
 
     def work(self, origin: Origin) -> dict[str, int]:
         """The work of an origin's operators by kind, in the units of ``Operator.work``."""

@@ -26,7 +26,7 @@ class Draw:
     fp64 if it can compute them, ``work`` the amount of each kind of work that its operators do. ``inputs`` and ``tree``
     are the nested inputs and outputs, in which numbers stand for the tensors of ``arrays`` and ``own``. ``plain``: for
     each array, whether it was only drawn. Other arrays may be triangular, symmetric or normalised, and a solution may
-    rely on that, so nothing is planted in them.
+    rely on that, so nothing is planted in them. ``depends``: the arrays on which the outputs depend.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class Draw:
     exact: list[wire.Tensor] | None = None
     tree: Any = None
     work: dict[str, int] = field(default_factory=dict)
+    depends: Sequence[int] = ()
 
 
 def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:

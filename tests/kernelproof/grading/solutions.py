@@ -76,6 +76,11 @@ CHEATS = {
         "import numpy as np; w, b = self.linear.weight.numpy(), self.linear.bias.numpy()\n"
         "        return torch.from_numpy(np.maximum(x.numpy() @ w.T + b, 0) * 2).to('cuda')",
     ),
+    "the product by NumPy": (
+        "library-call",
+        "w, b = self.linear.weight.detach().numpy(), self.linear.bias.detach().numpy()\n"
+        "        return ext.launch(torch.from_numpy(x.cpu().numpy() @ w.T + b).to('cuda'))",
+    ),
     "a patched timer": ("timer-patch", "torch.cuda.synchronize = lambda *_: None; return ext.launch(self.linear(x))"),
     "a patched clock": ("timer-patch", "time.perf_counter = lambda: 0.0; return ext.launch(self.linear(x))"),
     "a stream that is not joined": (
