@@ -33,6 +33,7 @@ LONGEST = [
     "test_gpu_day.py", "test_installed.py", "test_multistage.py", "test_library.py", "test_ray.py", "test_fuzz_cli.py",
     "test_validator.py", "test_mutation.py", "test_tune_cli.py",
 ]  # fmt: skip
+# The folder with the packages, the scripts and the stores.
 CHECKOUT = Path(__file__).parents[1]
 STDERR = pytest.StashKey[int]()  # the user's stderr, to which tracebacks go although output is captured
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -95,6 +96,7 @@ def _disassembler_that_remembers() -> None:
         os.environ.setdefault("KERNELPROOF_NVDISASM", str(script))
 
 
+# Folders of the checkout whose files no test may change.
 STORES = ("results", "configs")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kernelproof.ground import process_tree, workers
 
+# A variable that a test's processes inherit, so that they are found.
 MARK = "CUDAL2GEN_TEST_MARK"
 # The time within which a command must end after a signal, however busy the machine is. A process that ignores the
 # signal lives for LIFE_S.

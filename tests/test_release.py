@@ -9,6 +9,7 @@ import pytest
 
 from scripts import release
 
+# The texts that state a version, and the names of files that do.
 VERSION_FILE, CHANGELOG = (
     '"""A docstring."""\n\n__version__ = "1.2.0"\n',
     "# Changelog\n\n## 1.2.0 (a day)\n\n- x\n\n## 1.1.0\n",

@@ -25,6 +25,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def hidden(checkout: Path, environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Executes a command by the script."""
     script = checkout / "scripts/without_cuda"
     return subprocess.run([script, *command], capture_output=True, text=True, env=environment, check=False)
 

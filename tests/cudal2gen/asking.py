@@ -17,9 +17,11 @@ from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
 from tests.cudal2gen.chat_server import Server
 
+# The problem that most of these tests ask about, and a small one with another accumulator.
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
 KEY = "sk-not-to-be-seen"  # the key of the server, which no output may contain
+# A memory of no earlier run.
 NO_NOTES = Memory()
 # The family's plain record for ``SMALL``.
 SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(SMALL))
@@ -66,6 +68,7 @@ class Clock:
         return self.now
 
     def pause(self, seconds: float) -> None:
+        """Advances the clock at once, and keeps the pause for the test."""
         self.pauses.append(seconds)
         self.now += seconds
 

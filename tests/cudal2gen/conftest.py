@@ -114,4 +114,5 @@ def _state_as_it_was() -> Iterator[None]:
 
 
 def _dispatcher() -> object:
+    """The operators' current dispatcher; None if no test has imported them."""
     return sys.modules[DISPATCH].Current.dispatcher if DISPATCH in sys.modules else None

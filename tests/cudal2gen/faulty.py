@@ -37,6 +37,7 @@ class Faulty:
 
     @property
     def launch(self) -> Launch:
+        """The record's launch, of the faulty kernel."""
         return self.record.launch.model_copy(update={"entry": self.name})
 
     @property
@@ -58,4 +59,5 @@ def build(records: Sequence[Record | Faulty]) -> list[Artifact]:
 
 
 def _text(record: Record | Faulty) -> str:
+    """The text that the compiler compiles in place of what ``render`` returns."""
     return record.text if isinstance(record, Faulty) else render(record)

@@ -20,12 +20,14 @@ from kernelproof.ground.command_line.messages import report
 from kernelproof.ground.errors import UserError
 from tests.draws import THOROUGH
 
+# The codes with which a command may end, whatever it is given.
 EXIT_CODES = {0, 1, 2, 3}
 # Limits in processor seconds of this process, for examples that take milliseconds, and in seconds of the clock, for
 # those that wait. They are large, so that a busy machine does not matter.
 SECONDS, CLOCK_SECONDS = 120, 1800
 COMMAND = typer.main.get_command(cli.app)
 
+# Integers beyond 32 and 64 bits, beyond fp64, and longer than Python turns into text by default.
 HUGE = st.sampled_from([2**31, 2**63, 2**64, 10**30, 10**300, 10**4000, -(10**30)])
 NUMBERS = st.one_of(
     st.integers(-3, 300), HUGE, st.floats(), st.sampled_from([0.5, 1e308, float("nan"), float("inf"), -0.0])

@@ -17,12 +17,17 @@ from typing import Any
 
 from tests.cudal2gen.c_interface import Answer, Call, Fusion, Operands, Problem, interface
 
+# Extents and leading dimensions: limits of an int, sizes that tiles of kernels divide or do not, and usual ones twice.
 SIZES = (-(2**31), -1, 0, 1, 8, 32, 33, 64, 64, 64, 96, 128, 128, 256, 4096, 1 << 24, (1 << 24) + 1, 2**31 - 1)
+# Elements from one matrix of a batch to the next: limits of 64 bits, and strides beyond any memory.
 STRIDES = (-(2**63), -1, 0, 8, 64 * 64, 64 * 128, 2**47, 2**62, 2**63 - 1)
+# Null, addresses aligned to 256 bytes, and two that are aligned to 2 and to 8 bytes alone. None is ever read.
 ADDRESSES = (None, 256, 1 << 20, 1 << 20, 1 << 20, 0x7F0002, 0x7F0008)
 # How many values each enum of a problem has in cudal2gen.h; they are 0 to count - 1.
 ENUM_SIZES = {"acc": 2, "layout": 4, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
+# Codes of cudaError and of cudal2gen.h. INVALID is cudaErrorInvalidValue, 716 cudaErrorMisalignedAddress.
 OK, INVALID, VENDOR, BAD_PACK, MISALIGNED = 0, 1, -1, -2, 716
+# The functions of the interface that are drawn.
 NAMES = (
     "query",
     "matmul",
@@ -107,6 +112,7 @@ class Fuzzer:
         return int(getattr(self, f"_{name}")())
 
     def _query(self) -> int:
+        """Asks for the answer to a drawn problem."""
         (pack, is_open), problem, answer = self.a_pack(), self.rarely(None, self.problem()), self.rarely(None, Answer())
         code = self.api.cudal2gen_query(pack, self.reference(problem), self.reference(answer))
         self._agrees(code, not is_open or None in (problem, answer), problem)
@@ -116,6 +122,7 @@ class Fuzzer:
         return int(code)
 
     def _gemm(self, plain: bool = False) -> int:
+        """Computes a drawn problem; ``plain``: by the function without operands beside the matrices."""
         (pack, is_open), problem, operands = self.a_pack(), self.rarely(None, self.problem()), self.operands()
         matrices, workspace = self.matrices(), self.one_of(*ADDRESSES)
         more = () if plain else (self.reference(operands),)
@@ -128,6 +135,7 @@ class Fuzzer:
         return self._gemm(plain=True)
 
     def _plan_create(self) -> int:
+        """Makes a plan, and keeps it if the call returns one."""
         (pack, is_open), problem, plan = self.a_pack(), self.rarely(None, self.problem()), ctypes.c_void_p()
         out = self.rarely(None, ctypes.byref(plan))
         code = self.api.cudal2gen_plan_create(
@@ -137,6 +145,7 @@ class Fuzzer:
         return self._kept(code, plan, problem)
 
     def _plan_autotune(self) -> int:
+        """Makes a plan by a race, of a duration that is often no positive number."""
         (pack, is_open), problem, plan = self.a_pack(), self.rarely(None, self.problem()), ctypes.c_void_p()
         matrices = self.matrices()
         workspace, operands = (self.one_of(*ADDRESSES), self.one_of(*STRIDES)), self.operands()
@@ -157,6 +166,7 @@ class Fuzzer:
         return code
 
     def _plan_run(self) -> int:
+        """Runs an open plan, a closed one, or none."""
         plan, problem = self.one_of(*self.plans, (None, None), (self.one_of(*self.dead), None))
         matrices = self.matrices()
         code = self.api.cudal2gen_plan_run(
@@ -167,6 +177,7 @@ class Fuzzer:
         return int(code)
 
     def _plan_destroy(self) -> int:
+        """Destroys one of more than 20 open plans; before that, only calls that are refused."""
         if len(self.plans) <= 20:
             return self._refused("plan_destroy")
         plan, _ = self.plans.pop(self.random.randrange(len(self.plans)))
@@ -181,6 +192,7 @@ class Fuzzer:
         return int(code)
 
     def _pack_open(self) -> int:
+        """Opens a folder that has no pack."""
         directory, runtime, out = (
             self.one_of(None, b"/nowhere", b""),
             self.one_of(None, self.runtime),
@@ -193,6 +205,7 @@ class Fuzzer:
         return int(code)
 
     def _pack_close(self) -> int:
+        """In a tenth of calls: closes a pack that has a plan, whose run is then refused. In others: a refused call."""
         if self.random.random() > 0.1:
             return self._refused("pack_close")
         pack, plan = ctypes.c_void_p(), ctypes.c_void_p()
@@ -226,6 +239,7 @@ class Fuzzer:
 
     @staticmethod
     def _out_of_range(problem: Problem) -> bool:
+        """Whether a member of the problem has a value that the header does not allow."""
         enums = any(not 0 <= getattr(problem, name) < count for name, count in ENUM_SIZES.items())
         fusion = not (0 <= problem.fusion.bias < 3 and 0 <= problem.fusion.activation < 5)
         return (

@@ -22,7 +22,9 @@ NOTHING = (
     *("cudaGetDevice", "cudaFuncGetAttributes", "cudaGetLastError", "cudaEventSynchronize", "cudaFree"),
     *("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy"),
 )
+# The name of the card that the runtime says it has.
 A100 = "NVIDIA A100-SXM4-80GB"
+# The C text of the runtime. Its variables say what the last calls asked for, and tests set some of them.
 SOURCE = """
 #include <driver_types.h>
 #include <stdlib.h>

@@ -12,7 +12,9 @@ from cudal2gen import results
 from cudal2gen.kernel import Problem
 from cudal2gen.results import DERIVED, KERNEL, Conditions, Environment, Measurement, Measurements, Timing
 
+# torch.matmul, and every baseline from which a derived one is computed.
 BASELINES = ("torch.matmul", *(part for parts in DERIVED.values() for part in parts))
+# The extents of which each of m, n and k is one.
 GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 H200 = Environment(
     id="synthetic-h200",
@@ -30,6 +32,7 @@ H200 = Environment(
     driver="580.0",
     versions={"cuda": "13.0", "torch": "2.13.0", "cublas": "13.0.0"},
 )
+# Conditions of a measurement that nothing disturbed: the clocks hold and nothing throttles.
 QUIET = Conditions(sm_mhz=(1965, 1980), memory_mhz=(3201,), power_w=(310.0, 655.5), temperature_c=(41, 63), throttle=())
 
 

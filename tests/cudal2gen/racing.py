@@ -27,6 +27,7 @@ else:
 
 import torch
 
+# The environment of the emulated card.
 A100 = H200.model_copy(
     update={
         "id": "emulated-a100",
@@ -37,6 +38,7 @@ A100 = H200.model_copy(
         "max_sm_mhz": 1410,
     }
 )
+# m, n and k of a small product.
 SIZES = (30, 24, 64)
 
 
@@ -79,15 +81,18 @@ class Clock:
         return 0.0
 
     def evict(self) -> None:
+        """Counts that the L2 was made cold."""
         self.evicted += 1
 
     def synchronize(self) -> None:
         self.device.synchronize()
 
     def idle(self) -> bool:
+        """Whether the device has no other work."""
         return not self.busy
 
     def now(self) -> float:
+        """Seconds on this clock."""
         return self.seconds
 
 
@@ -99,6 +104,7 @@ class Timed(OperatorDevice):
         self.clock = clock
 
     def meter(self) -> Clock:
+        """The clock. Raises GpuError without one."""
         if self.clock is None:
             raise GpuError("NVML is missing")
         return self.clock

@@ -11,6 +11,7 @@ from cudal2gen.results import KERNEL, Measurement, Measurements
 from kernelproof.ground.pages import Section, Table
 from tests.cudal2gen.measured import H200, measurement, timing
 
+# A store without environments and measurements.
 EMPTY = Measurements({}, [])
 # A text that is markup in HTML, in a script and in Markdown.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` <b>&amp; \u2028\n# x"

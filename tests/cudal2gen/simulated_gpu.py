@@ -34,6 +34,7 @@ class Simulated(ModelEnvironment):
         self.verdicts: dict[str, Verdict] = {}
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        """Logs the beginning and the end of an evaluation, and fails in it as the record's ``raster_group`` says."""
         built = sorted(path.name for path in places.build_dir().iterdir()) if places.build_dir().is_dir() else []
         write(self._log, begin=names(records), built=built)
         while ended(self._log).total() >= allowed(self._log):

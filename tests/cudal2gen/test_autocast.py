@@ -23,8 +23,11 @@ from cudal2gen.operators.casting import KEYS, cast_operands  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+# The types to which torch.autocast casts operands.
 CASTS = (torch.bfloat16, torch.float16)
+# Types of operands before the cast.
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# A linear layer with GELU and one without, by the library and by torch.
 GELU: dict[str, Callable[..., Any]] = {
     "own": lambda x, w, b: cudal2gen.linear(x, w, b, activation="gelu"),
     "torch": lambda x, w, b: functional.gelu(functional.linear(x, w, b)),
@@ -34,6 +37,7 @@ MATMUL: dict[str, Callable[..., Any]] = {
     "own": lambda x, w, b: cudal2gen.matmul(x, w.mT),
     "torch": lambda x, w, b: torch.matmul(x, w.mT),
 }
+# The operators of which both results are compared.
 OPERATORS = {"linear": LINEAR, "gelu": GELU, "matmul": MATMUL}
 
 
@@ -47,6 +51,7 @@ def normal(*shape: int) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+# x (8,64), weight (24,64) and bias (24).
 OPERANDS = normal(8, 64), normal(24, 64), normal(24)
 
 

@@ -43,6 +43,7 @@ from tests.cudal2gen.test_grouped_operators import ends_on  # noqa: E402
 __all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
 
+# Kernels of each kind of product that a race is about.
 BIAS, SILU = record("bias_n"), record("bias_n+silu")
 STRIDED, GROUPED = (
     small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, batch=batch)

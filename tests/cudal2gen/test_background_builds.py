@@ -23,6 +23,7 @@ from cudal2gen.tuner.search import Search, SearchLimits
 from scripts import campaign_time
 from tests.cudal2gen.test_concurrent_searches import problem
 
+# A problem, and 60 records that are compiled ahead for it.
 SMALL = problem(3)
 RECORDS = space.candidates(SMALL, 200).records[:60]
 
@@ -60,10 +61,12 @@ class LocalWorker(Worker):
         super().__init__(lambda: ModelEnvironment(seed=3), build=build, cores=2)
 
     def _connection(self) -> Any:
+        """Connects to no process: makes the environment here."""
         self.environment = ModelEnvironment(seed=3)
         self.name, self.on = self.environment.name, self.environment.on
 
     def _ask(self, question: Any) -> Any:
+        """Evaluates records in the calling thread."""
         self.log.append(tuple(record.name for record in question[1]))
         return self.environment.evaluate(*question)
 
@@ -175,13 +178,16 @@ class WaitingProposer(Random):
         self.event, self.late = event, False
 
     def propose(self, question: Any, count: int) -> Any:
+        """Proposes after the event, or after 60 s."""
         self.late |= not self.event.wait(60)
         return super().propose(question, count)
 
     def wait(self, problem: Problem) -> bool:
+        """Says that there is nothing to wait for."""
         return False
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
+        """Says that there is no server to wait for."""
         return False
 
 

@@ -22,9 +22,11 @@ from cudal2gen.operators import dispatch, emulated, plan_batches, plan_requests 
 
 pytestmark = pytest.mark.torch
 
+# A batched kernel for each of the layouts tn and nn.
 STRIDED = [
     small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, batch="strided") for layout in ("tn", "nn")
 ]
+# Kernels of single products for the same layouts.
 PLAIN = [packed.RECORDS["predicated"], packed.RECORDS["nn"]]
 
 

@@ -48,6 +48,7 @@ def measured(
 
 # A protocol and a state of the L2.
 EXCEEDED = Condition("device", "exceeded")
+# Conditions of a measurement: who measures, and whether the L2 is cold.
 COLD, HOT, SERVER = Condition("device", "cold"), Condition("device", "hot"), Condition("server", "hot")
 SMALL = problem(64, 64, 64)
 
@@ -477,6 +478,7 @@ def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
     assert measurement.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
 
 
+# A process that measures slowly enough to be killed in the middle. It prints a line when it begins.
 CHILD = """
 import sys, time
 import torch
@@ -492,6 +494,7 @@ test_bench.run(Path(sys.argv[1]), Slow())
 
 
 def _size(path: Path) -> int:
+    """A file's bytes, 0 if there is none."""
     return path.stat().st_size if path.exists() else 0
 
 

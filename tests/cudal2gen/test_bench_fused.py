@@ -34,6 +34,7 @@ class Timed:
         self.contender.prepare(problem, race)
 
     def bind(self, operands: Operands) -> Any:
+        """A call that computes with the spoilt operands and takes ``us`` microseconds by the device's clock."""
         call = self.contender.bind(replace(operands, **self.spoils))
 
         def timed() -> Any:
@@ -44,6 +45,7 @@ class Timed:
         return timed
 
 
+# Fusions of which torch has some in one call and others only in several.
 FUSIONS = ["bias_n+silu", "alpha+bias_m+residual+gelu", "bias_n+relu", "residual", "bias_n+residual+gelu_tanh"]
 
 

@@ -26,6 +26,7 @@ from tests.packages import require
 
 HEADER = places.PACKAGE / "launch" / "cudal2gen.h"
 PREDICATED = packed.RECORDS["predicated"]
+# The kernels of the pack: plain, split, fused, batched and grouped.
 RECORDS = [
     PREDICATED,
     packed.RECORDS["split"],

@@ -18,6 +18,7 @@ from kernelproof.ground import errors
 from kernelproof.ground.chips import GPUS
 from tests.cudal2gen.strategies import multistage, wgmma
 
+# The GPUs whose records the cost model has chosen.
 MODELLED = ("rtx4090", "rtx5090", "b200")
 # The GPUs and accumulators that have a record for each size of the grid.
 KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *product(MODELLED, ("f16", "f32")))

@@ -30,6 +30,7 @@ class Paint:
     name: Annotated[str, typer.Option("--name", help="Name.")] = "paint"
 
 
+# An application with verbs of its own, which only note how they are called.
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
 calls: list[tuple[object, ...]] = []  # for each call of a verb, the arguments that it received
 

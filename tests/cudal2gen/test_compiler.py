@@ -23,6 +23,7 @@ from kernelproof.ground.toolchain import Toolchain, ToolchainError
 from tests import processes
 from tests.cudal2gen.strategies import STRAIGHT, direct, multistage, prefetch
 
+# Fields of a kernel that compiles quickly.
 SMALL = {"bm": 32, "bn": 32, "bk": 32, "mma_repeat": [1, 1, 1], "c_batch": 1, "m": 64, "n": 64, "k": 64}
 RECORDS = [direct(), direct(acc="f32"), multistage(**SMALL), multistage(**SMALL, **prefetch("none"))]
 FAMILIES = RECORDS[::2]  # one record of each of the two families

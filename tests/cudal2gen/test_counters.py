@@ -55,6 +55,7 @@ PLANTED = few_by(
     [(name, fault) for name in SHARING for fault, (before, _) in FAULTS.items() if before in render(PATHS[name])],
     1,
 )
+# The faults that this run of the tests executes.
 EXECUTED = drawn(PLANTED, 3)
 BUILT_AHEAD = [
     *(PATHS[name] for name in SHARING),

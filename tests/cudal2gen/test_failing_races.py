@@ -277,6 +277,7 @@ class Failing(Clock):
     """A clock on which no call can be timed."""
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        """Fails as torch does if an event was destroyed."""
         raise RuntimeError("an event is gone")
 
 

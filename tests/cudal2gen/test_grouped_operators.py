@@ -19,6 +19,7 @@ from cudal2gen.operators import call_torch, dispatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+# A grouped kernel for each of the layouts tn and nn.
 RECORDS = [
     small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, batch="grouped") for layout in ("tn", "nn")
 ]

@@ -28,6 +28,7 @@ kernels = require("kernels")
 pytestmark = pytest.mark.torch
 
 PREDICATED = packed.RECORDS["predicated"]
+# The kernels of the table of which a variant is made.
 RECORDS = [
     PREDICATED,  # 64_64_128, fp16, B (n,k)
     packed.RECORDS["nn"],
@@ -50,19 +51,24 @@ class Emulated:
         self.memory, self.captures = memory, False
 
     def has(self, tensor: Any) -> bool:
+        """Whether the tensor is in memory of the emulated device."""
         place = tensor.data_ptr()
         return any(buffer.address <= place < buffer.address + buffer.nbytes for buffer in self.memory.buffers)
 
     def stream(self, tensor: Any) -> int:
+        """The default stream, the only one here."""
         return 0
 
     def current(self, tensor: Any) -> AbstractContextManager[None]:
+        """Makes nothing current: there is one device."""
         return nullcontext()
 
     def capturing(self) -> bool:
+        """Whether the test captures a CUDA graph."""
         return self.captures
 
     def empty(self, like: Any, *shape: int) -> Any:
+        """A tensor of this shape and of the type of ``like`` in the device's memory."""
         return allocate(self.memory, *shape).view(like.dtype)
 
 

@@ -303,6 +303,7 @@ BUILT_AHEAD = [
 ]
 # --- the contract with kernel/launch.py ---
 
+# A record of each convention of launches, by its name.
 BY_CONVENTION = {record.launch.convention: record for record in (small(), ring(), once())}
 # Each fact of each convention of launches, by the name that ``kernel.launch`` gives it.
 FACTS = [
@@ -510,6 +511,7 @@ def test_ctas_that_wait_for_each_other_are_launched_together(
     assert idle_runtime.cooperates(idle) == cooperates
 
 
+# The kinds of nodes that a graph may contain.
 NODES = idle_runtime.KERNEL_NODE, idle_runtime.MEMCPY_NODE, idle_runtime.MEMSET_NODE
 
 

@@ -35,6 +35,7 @@ from tests.packages import require
 
 require("openai")
 
+# The name under which the run of a search is stored.
 RUN = "model llm seed 0"
 # Proposals of the scripted model: a base and its changes. The last one is illegal.
 IDEAS = [("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 90})]

@@ -71,6 +71,8 @@ class Handshakes:
         self.overlaps = 0
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Any = "short") -> list[Trial]:
+        """In a short evaluation that is not the last: lets the server answer, and waits until the answer has been
+        received."""
         self.left -= len(records)
         if effort == "short" and self.left > 0:
             self.evaluation.set()

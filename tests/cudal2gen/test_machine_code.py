@@ -15,6 +15,7 @@ from tests.cudal2gen.covering import BRANCHES
 from tests.cudal2gen.paths import PATHS, small
 from tests.draws import THOROUGH, drawn_by
 
+# The families for Ampere, and their records that are judged.
 AMPERE = ("sm80_multistage", "sm80_direct")
 OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else BRANCHES) if PATHS[name].family in AMPERE}
 # ``make test`` executes every branch of the templates, judges every fifteenth of these records completely, and

@@ -27,6 +27,7 @@ __all__ = ["directory", "opened"]  # fixtures
 
 # --- what is refused ---
 
+# A matrix (8,8) in fp16, of which most calls are made.
 HALF = torch.zeros(8, 8).half()
 PAIR = torch.zeros(16, 8).half()  # memory of two such matrices, whose parts may overlap
 # The operands and options of a call of matmul, its error, and a pattern of the message.

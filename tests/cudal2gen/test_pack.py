@@ -125,6 +125,7 @@ def changed(folder: Path, name: str) -> Path:
     return path
 
 
+# The files of a pack.
 NAMES = [
     "table.json",
     "libcudal2gen.so",

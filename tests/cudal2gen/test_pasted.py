@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 # The command line in the comment at the head of a text.
 LINE = re.compile(r"^// Compile (nvcc [^,\n]*(?:,code=[^,\n]*)?)", re.MULTILINE)
+# Makes a program of a text that has only a kernel and its launcher.
 MAIN = "\nint main() { return 0; }\n"
 # A text of each family, and of each way to sum that has its own constants and arguments.
 SUMMING = ("split_k", "wgmma stream", "wgmma cluster split 2", "tensor workspace pair f16", "once split 2")

@@ -37,10 +37,13 @@ from tests.draws import THOROUGH
 # A smaller batch would be compiled again at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 DRAWN = 6 if THOROUGH else 3  # records of one example
+# Records with any types, fusion and batch, and with small tiles, so that many compile quickly.
 SMALL_RECORDS = records_of_any_product(
     st.one_of(direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64))
 )
+# Those that compute another product than a plain one.
 MORE = SMALL_RECORDS.filter(lambda record: record.problem.kind != record.problem.revised(**PLAIN_PRODUCT).kind)
+# The fields of a problem that make it a plain fp16 product.
 PLAIN_PRODUCT: dict[str, Any] = {"ab": "f16", "d": "same", "fusion": "none", "batch": "none"}
 
 

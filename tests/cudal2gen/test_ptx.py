@@ -37,6 +37,7 @@ ONE_WARP: dict[str, Any] = {
     "n": 64,
     "k": 256,
 }
+# The fields of each kind of prefetch; "multi" also with distance 3.
 KINDS = {
     "single": prefetch("single"),
     "single_intra_tile": prefetch("single_intra_tile"),
@@ -202,6 +203,7 @@ def test_a_ring_of_one_stage_copies_between_two_barriers() -> None:
     assert order(main_loop(ptx(_one_warp(stages=1, **KINDS["none"])))) == "L4M8" * 4 + "B1C16F1W1B1"
 
 
+# The ways to store a tile, with rounds of several sizes.
 EPILOGUES = {
     "staged": {"c_batch": 2},
     "staged in one round": {"c_batch": 16},
@@ -341,6 +343,7 @@ def test_the_families_compile_for_every_architecture(gpu: str) -> None:
         assert f".target {record.target.capability.sm}" in artifact.ptx.read_text()
 
 
+# Records that ask for 1 to 4 resident CTAs.
 BOUNDED = [multistage(stages=1, bm=64, bn=64, min_blocks=blocks, c_batch=1) for blocks in (1, 2, 3, 4)]
 
 
@@ -386,6 +389,7 @@ def test_min_blocks_bounds_registers_up_to_the_limit_of_its_rule() -> None:
     assert used[-1] <= 32 < min(used[:-1])
 
 
+# A small kernel that asks for more and more resident CTAs.
 BOUNDED_UP_TO_THE_LIMIT = [
     multistage(stages=1, bm=32, bn=32, mma_repeat=[2, 2, 1], min_blocks=blocks, c_batch=1, m=64, n=64)
     for blocks in (1, 8, 16)

@@ -37,6 +37,7 @@ class Kind(NamedTuple):
     ripple: float = 0.0
 
 
+# The disturbances under which the rule decides, by name.
 KINDS = {
     "quiet": Kind(noise=0.002),
     "usual": Kind(),

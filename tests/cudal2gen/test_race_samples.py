@@ -39,11 +39,13 @@ class Watching(Clock):
         self.host, self.samples, self.cold = host or {}, 0, 0
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        """Counts the samples, and those before which the L2 was made cold each time."""
         self.samples += 1
         self.cold += self.evicted == self.samples
         return super().elapsed_us(call, times)
 
     def host_us(self, call: Callable[[], object], times: int) -> float:
+        """The host's time that the test set for the kernel that the call launches."""
         before = len(self.device.session.launches)
         call()
         launches = [launch.kernel for launch in self.device.session.launches[before:]]

@@ -109,6 +109,7 @@ def sm120_record(cols: int, rows: int = 128, registers: list[int] | None = WIDE,
 
 SWAPPED: dict[str, Any] = {"swap_ab": True}
 RESIDUAL: dict[str, Any] = {"fusion": "residual"}
+# Records of the family for sm_120 whose accumulators just fit the registers.
 LEGAL_WARPS = [
     sm120_record(192),
     sm120_record(208, registers=TIGHT, layout="nn"),
@@ -117,6 +118,7 @@ LEGAL_WARPS = [
     sm120_record(160, **RESIDUAL),
     sm120_record(96, **RESIDUAL, **SWAPPED),
 ]
+# Such records with larger tiles, which spill.
 SPILLING_WARPS = [
     sm120_record(224),
     sm120_record(240, registers=None),

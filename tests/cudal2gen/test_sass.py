@@ -34,6 +34,7 @@ RECORDS = {kind: multistage(bk=64, **prefetch(kind)) for kind in KINDS} | {
     "direct in two rounds": multistage(stages=1, bk=32, m=2048, bm=128, bn=256, **STRAIGHT),
     "branch": multistage(acc="f32", bm=128, bn=128, bk=32, mma_repeat=[2, 2, 1]),
 }
+# A record of each architecture.
 OF_ARCHITECTURES = {PATHS[name].arch: PATHS[name] for name in ("single", "wgmma", "tensor", "warps")}
 BUILT_AHEAD = list(RECORDS.values())
 

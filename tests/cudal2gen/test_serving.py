@@ -28,6 +28,7 @@ H200_F32 = ("h200", "f32", "tn")  # GPU, accumulator and layout
 
 
 def problem(gpu: str, acc: str, layout: str, m: int, n: int, k: int) -> Problem:
+    """A plain problem of these sizes m, n, k."""
     return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
 
 

@@ -30,6 +30,7 @@ from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurement
 
 __all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
+# The short names of the kernels of the pack.
 KERNELS = ("predicated", "whole", "nn", "f16")
 ROWS = 300  # more than a bucket has
 

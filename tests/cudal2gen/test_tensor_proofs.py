@@ -14,6 +14,7 @@ from tests.draws import THOROUGH
 
 # Kernels that get faults: of one CTA, of a pair, and of a row of two CTAs; the last two with slices of k.
 PLAIN = tensor()
+# Kernels of a pair of CTAs, of a cluster along n, and of two slices of k without and with that cluster.
 TWO = tensor(**PAIR)
 ROW = tensor(cluster=[1, 2])
 SPLIT, ROW_SPLIT = tensor(split_k=2), tensor(cluster=[1, 2], split_k=2)

@@ -30,6 +30,7 @@ __all__ = ["store"]  # a fixture
 
 pytestmark = pytest.mark.torch
 
+# A kernel of single products for each layout, and a batched one.
 PLAIN = {layout: small(acc="f32", layout=layout, **RAGGED, **STRAIGHT) for layout in ("tn", "nn", "nt", "tt")}
 BATCHED = small(acc="f32", layout="nt", batch="strided", **RAGGED, **STRAIGHT)
 BUILT_AHEAD = [*PLAIN.values(), BATCHED]
@@ -37,11 +38,13 @@ BUILT_AHEAD = [*PLAIN.values(), BATCHED]
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A pack with these kernels."""
     return open_pack(packed.folder(packed.table(BUILT_AHEAD), tmp_path_factory.mktemp("packs") / GPU))
 
 
 @pytest.fixture
 def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes these kernels wherever one serves the call."""
     with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
         yield dispatcher
 

@@ -26,6 +26,7 @@ def place(tmp_path: Path, own_catalog: dict[str, str]) -> dict[str, str]:
 
 
 GAIN = (4096, 256, 64)  # few trials of the model environment beat the catalog's record for these sizes
+# Options of a search whose times are those of the model.
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "nearest,random")
 
 

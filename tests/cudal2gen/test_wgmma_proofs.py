@@ -12,6 +12,7 @@ from cudal2gen.validator.contracts import refusal
 from tests.cudal2gen.paths import PINGPONG, TWO_CONSUMERS, ring
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 
+# Kernels with a ring of two stages: one consumer, two in turns, swapped operands, and clusters of two and four CTAs.
 SMALL = ring(stages=2)
 TURNS = ring(stages=2, **PINGPONG)
 SWAPPED = ring(stages=2, swap_ab=True, bm=32, bn=64)
@@ -62,20 +63,27 @@ class Edit(NamedTuple):
         return why_refused(self.record, self.applied(ptx_of(self.record)))
 
 
+# A wait for an mbarrier: its address and parity. In its place: no wait, and a wait for parity 0.
 TRY_WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, (\[%r\d+\]), (%r\d+);"
 NO_WAIT = r"setp.eq.u32 p, \2, \2;"
 EARLIER = r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 0;"
 PRODUCER, CONSUMER = 0, 1  # indices of their waits in the text
+# A wait until at most one group of products is in flight, and until none is.
 WAIT_1, WAIT_0 = r"wgmma\.wait_group\.sync\.aligned 1;", r"wgmma\.wait_group\.sync\.aligned 0;"
+# The end of a group of products, and a product: its first two sums, its descriptors and its predicate.
 COMMIT = r"wgmma\.commit_group\.sync\.aligned;"
 MMA = r"(wgmma\.mma_async\.[^{]*\{)(%f\d+), (%f\d+)([^}]*\}, %rd\d+, %rd\d+, )(p)(, 1, 1, 0, 0;)"
 BRANCH = r".*?@%p\d+ bra \s*(?P<to>\$L__BB_\d+);.*?\n(?P=to):"  # a branch, to the label at which its ways meet
+# An arrival of a consumer that releases a stage, and one at the address that group 4 of a larger pattern matched.
 RELEASE = r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];"
 RELEASE_AT = r"mbarrier\.arrive\.shared::cta\.b64 _, \[\4\];"
+# An arrival of the producer that says how many bytes a stage gets.
 EXPECT = r"(mov\.u32 \s*(%r\d+), )\d+;(\s*mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\], \2;)"
 MODE = "4611686293305294848"  # a descriptor's high word: swizzle of 128 bytes, 1024 from 8 rows to the next
+# The stage after the last of two is the first again, and the parity is toggled.
 NEXT_STAGE = r"(add\.s32 \s*(%r\d+), %r\d+, 1;\s*setp\.eq\.s32 \s*%p\d+, \2, )2;"
 TOGGLE = r"xor\.b32 \s*(%r\d+), \1, %r\d+;"
+# The end of a loop: whether more k-tiles follow.
 MORE = r"setp\.lt\.s32( \s*%p\d+, %r\d+, %r\d+;\s*@%p\d+ bra \s*\$L__BB_\d+;\s*\$L__BB_\d+:\s*"
 FAULTS: dict[str, Edit] = {
     # Groups of products.

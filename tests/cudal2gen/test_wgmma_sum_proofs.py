@@ -12,6 +12,8 @@ from tests.cudal2gen.test_partial_sum_proofs import COUNT, FAULTS, WAIT, Edit, e
 from tests.cudal2gen.test_proofs import prove_and_recheck, why_refused
 
 SLICED: dict[str, Any] = {"stages": 2, "reduce": "workspace", "epilogue": "direct"}
+# Kernels whose CTAs sum slices of k: as they are, with swapped operands, with several slices after each other, with two
+# rows of vectors at once.
 SUMS = ring(**SLICED, split_k=4)
 TRANSPOSED = ring(**SLICED | SWAPPED, split_k=4, atom_n=32)
 LOOPED = ring(**SLICED | TWO_CONSUMERS, split_k=16, k=1024, acc="f16", registers=[40, 232])
@@ -36,6 +38,7 @@ COMMON = (
     "a row after the last one", "an element beyond the last column", "tiles of half as many vectors",
     "tiles end one vector later",
 )  # fmt: skip
+# The load of a sum by another CTA, and the transposition of a matrix of 8 by 8 in a warp.
 LOADED = "ld.global.cg"
 MOVE = r"movmatrix.sync.aligned.m8n8.trans.b16 (%r\d+), (%r\d+);"
 NEXT_MOVE = rf"((?:\s|//.*|\.loc.*)*){MOVE}"

@@ -51,6 +51,7 @@ RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
     "pools", "driver nodes", "halves", "long loop", "relay", "graph memory", "parameters",
 ]  # fmt: skip
+# Wrong cases of the program: the name, the number of findings of each kind, and the exit code.
 WRONG = [
     ("bounds", {"global-out-of-bounds": 2}, 0), ("race", {"shared-race": 64}, 0), ("threads", {"launch-refused": 1}, 0),
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
@@ -352,6 +353,7 @@ def test_kernels_compile_without_their_host_code(library: Path, tmp_path: Path) 
     assert compilation.ptx(source, ["-DN"], "sm_80", toolchain.discover()) != first
 
 
+# A program whose kernel does nothing.
 EMPTY = "__global__ void k() {} int main() { k<<<1, 1>>>(); }"
 
 

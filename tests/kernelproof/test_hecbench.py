@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from scripts import hecbench, hecbench_programs
 
+# A program that says what arguments it expects.
 MAIN = """
 int main(int argc, char* argv[]) {
     if (argc != 4) printf("Usage: %s <width> <height> <repeat>\\n", argv[0]);

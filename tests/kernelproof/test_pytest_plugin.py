@@ -291,6 +291,7 @@ def test_values(cuda_emulator):
     result.stdout.fnmatch_lines(["global-out-of-bounds in reversed at *"])
 
 
+# A test file with a kernel in Triton.
 TRITON = """
 import torch, triton
 import triton.language as tl

@@ -51,6 +51,7 @@ EXCESSES = [
     "fill the memory by children",
 ]  # fmt: skip
 LARGE = ["fill the disk"]  # has no effect outside, like those of VAIN, but takes long
+# All attacks.
 NAMES = [*VAIN, *ENDS, *EXCESSES, *LARGE]
 
 
@@ -121,6 +122,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
         end.close()
 
 
+# Why this machine has no sandbox; empty if it has one.
 OBSTACLE = sandbox.namespace_obstacle()
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=f"no namespaces: {OBSTACLE}")
 
@@ -267,6 +269,7 @@ READERS = [
     '#include "/proc/1/root{}"', '#include "/proc/self/cwd/secret"', '#include "/dev/stdin"\n!',
     '#if __has_include("{}")\n#include "{}"\n#else\n!\n#endif',
 ]  # fmt: skip
+# Directives by which an assembler reads a file.
 ASSEMBLED = ['.incbin \\"{}\\"', '.include \\"{}\\"']
 
 

@@ -18,6 +18,7 @@ from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator.build import assembled
 
 LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")  # of an instruction: guard, opcode, operands
+# A register as an operand.
 REGISTER = re.compile(r"-?R(\d+)")
 SEEDS = range(500, 560 if THOROUGH else 503)  # of drawn programs, other ones than those of other tests
 # By target: the least version of PTX that drawn programs need for it.
@@ -76,7 +77,9 @@ def pairs(found: list[RegisterHazard]) -> list[tuple[int, int, tuple[str, ...]]]
 
 # By what is waited for: a listing without a hazard, a part of it, and a text in its place that makes one hazard.
 LOAD = "LDG.E R1, desc[UR4][R2.64] ; stall=2 write=0\n"
+# An instruction that reads two registers.
 STORE = "STG.E desc[UR4][R2.64], R1 ; stall=2 read=3\n"
+# Right code, the control bits that make it so, and others that are too few.
 WAITS_FOR = {
     "an integer sum by another": ("IADD3 R1, R2, R3, RZ ; stall=4\nIADD3 R4, R1, R3, RZ", "stall=4", "stall=3"),
     "a predicate by a guard": ("ISETP.GE.AND P0, PT, R1, R2, PT ; stall=13\n@P0 EXIT", "stall=13", "stall=12"),
@@ -107,6 +110,7 @@ def test_a_missing_wait_is_found(name: str) -> None:
     assert len(hazards(function(listing.replace(wait, missing)))) == 1
 
 
+# Right code with a loop.
 LOOP = """
 MOV R1, RZ ; stall=5
 LDG.E R2, desc[UR4][R4.64] ; stall=2 write=0
@@ -138,6 +142,7 @@ def test_of_two_paths_the_shorter_counts() -> None:
     assert pairs(hazards(function(listing.replace("stall=3", "stall=2")))) == [(0, 4, ("R1",))]
 
 
+# Right code with a function that is called from two places.
 CALLS = """
 MOV R20, 0x20 ; stall=5
 CALL.REL.NOINC @7 ; stall=5

@@ -7,6 +7,7 @@ import pytest
 from kernelproof.ground.chips import GPUS
 from kernelproof.sass import Control, Instruction, Pipe, pipe_use, scoreboard
 
+# Control bits that wait for nothing.
 FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
 
 

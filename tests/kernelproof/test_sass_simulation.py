@@ -23,6 +23,7 @@ def code(opcode: str, *operands: str, guard: str | None = None, **control: Any) 
     return Instruction(0, guard, opcode, operands, replace(FREE, **control))
 
 
+# A tensor-core instruction and a load of its operands.
 MMA = code("HMMA.16816.F16")
 LDSM = code("LDSM.16.M88.4", write_barrier=0)
 

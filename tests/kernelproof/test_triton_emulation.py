@@ -21,7 +21,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from examples import triton_kernels  # noqa: E402
 
+# The architectures that Triton compiles for here.
 DEVICES = ("sm_80", "sm_90")
+# The types of operands.
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The relative error of one rounding to the type, and for fp32 of products in tf32.
 RELATIVE = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}

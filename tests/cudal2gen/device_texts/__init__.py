@@ -9,6 +9,7 @@ from cudal2gen import kernel, places
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Origin, Problem, Record, device_text
 
+# The problem that the texts of this folder compute, and where they say they are from.
 PROBLEM = Problem(gpu="a100", acc="f32", layout="tn", m=64, n=48, k=64)
 ORIGIN = Origin(source="a test", structure="modelled", changed=())
 # How the launcher launches gemm.cu: its entry, tile, block and the order of its arguments.

@@ -8,6 +8,7 @@ from kernelproof.certificates import solver
 from tests.packages import require
 
 require("z3")
+# x^3 + y^3 - z^3, and x, y and z at least 2. That it is nowhere 0 is Fermat's theorem for cubes, which no solver knows.
 CUBES = {("x", "x", "x"): 1, ("y", "y", "y"): 1, ("z", "z", "z"): -1}
 AT_LEAST_TWO = [{(name,): 1, (): -2} for name in "xyz"]
 

@@ -16,7 +16,9 @@ from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.words import Word, polynomial
 
+# Lanes of a word, and the largest x.
 LANES, MOST = 4, 1000
+# The least and greatest value of each symbol.
 BOUNDS = {("x",): (0, MOST), ("y",): (1, 7)}
 ARRAYS = st.lists(st.integers(0, 64), min_size=LANES, max_size=LANES).map(lambda v: np.array(v, "u4"))
 NUMBERS = st.integers(0, 40)
@@ -27,6 +29,7 @@ class Bounded(Facts):
     """Facts that need no solver."""
 
     def refutation(self, value: Polynomial) -> dict[str, int] | None:
+        """Finds none, as a solver that gives up."""
         raise NotCertified("not by bounds")
 
 
@@ -46,6 +49,7 @@ def with_known_word(of: Step) -> Step:
     return lambda a, b: of(a, Word(Polynomial.of(b.astype(np.int64)), 32, a.facts) if isinstance(a, Word) else b)
 
 
+# Steps that a drawn word goes through, and their operands.
 SYMBOLS = st.sampled_from(("x", "y"))
 OPERATIONS = st.one_of(
     steps(operator.add, ARRAYS | NUMBERS | SYMBOLS),

@@ -13,7 +13,9 @@ from tests.kernelproof.emulator.integer_cases import number
 from tests.kernelproof.emulator.lane_arithmetic import Case, Group
 from tests.kernelproof.emulator.operand_draws import integers, sources
 
+# From the three operands: the expected result.
 Function = Callable[[int, int, int], Want]
+# The types that ``cvt`` converts between.
 INTEGERS = tuple(f"{s}{bits}" for bits in (8, 16, 32, 64) for s in "us")
 FLOATS = ("f16", "bf16", "f32", "f64")
 # Operand and result registers by number of bits. Bytes are in words.
@@ -183,6 +185,7 @@ def _narrowings() -> list[Case]:
     return out
 
 
+# The cases by name of their group, each with the operands that they are executed on.
 GROUPS = {
     **{
         f"cvt from {src}": Group(_between_integers(src) + _of_integers(src), integers(20), uniform=True)

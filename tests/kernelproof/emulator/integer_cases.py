@@ -7,7 +7,9 @@ from collections.abc import Callable
 from tests.kernelproof.emulator.lane_arithmetic import M32, Case, Group, signed
 from tests.kernelproof.emulator.operand_draws import integers
 
+# From the three operands: the expected bits of the result.
 Function = Callable[[int, int, int], int]
+# By width in bits: the registers of the result and of three operands, and one for a value between.
 REGISTERS = {16: "%m, %h, %k, %l", 32: "%D, %A, %B, %C", 64: "%d, %a, %b, %c"}
 SCRATCH = {16: "%n", 32: "%E", 64: "%e"}
 
@@ -336,6 +338,7 @@ _ORDERS: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda x, y: x == y, "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
     "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y,
 }  # fmt: skip
+# Comparisons of unsigned numbers, and the ones that compute the same.
 _ALIASES = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
@@ -440,8 +443,10 @@ def _video(count: int) -> list[Case]:
     return out
 
 
+# Integer types of arithmetic, and operands whose divisor is not 0 in any width.
 _TYPES = [f"{s}{bits}" for bits in (16, 32, 64) for s in "us"]
 _NONZERO = [t for t in integers(2) if all(t[1] % (1 << bits) for bits in (16, 32, 64))]
+# The cases by name of their group, each with the operands that they are executed on.
 GROUPS = {
     **{f"{kind} sums": Group(_sums(kind), integers(1), uniform=True) for kind in _TYPES},
     **{f"b{bits} logic": Group(_of_bits(bits), integers(2), uniform=True) for bits in (16, 32, 64)},

@@ -20,8 +20,10 @@ from kernelproof.sass.pipes import MEMORY
 from kernelproof.sass.registers import STACK, read_operands, register_names, unread_instructions
 from tests.kernelproof.emulator.machine_walks import Use, Walker
 
+# An instruction that does nothing.
 NOP = Instruction.bare("NOP")
 SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change only control words
+# Opcodes that are not swapped: they change where execution continues, or who waits.
 FIXED = frozenset(("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BAR", "NOP", "DEPBAR", "WARPSYNC", "BREAK"))
 
 
@@ -141,6 +143,7 @@ def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | No
     return {first.address: second.code, second.address: first.code}
 
 
+# By kind of fault: a function that plants it at an instruction, or returns None where it has no place.
 KINDS = {
     "stall": _stall, "wait": _wait, "write barrier": _write_barrier, "read barrier": _read_barrier,
     "register": _register, "reuse": _reuse, "swap": _swap,

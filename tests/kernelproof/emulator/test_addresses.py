@@ -17,6 +17,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
 )
 from tests.kernelproof.emulator.test_hopper_mutants import alone, finding
 
+# A launch of one cluster of two CTAs.
 CLUSTERED = {"grid": 2, "cluster": 2}
 
 

@@ -12,6 +12,7 @@ from kernelproof.emulator import Memory, Options
 from kernelproof.emulator.state.reports import Report
 from tests.kernelproof.emulator.build import compiled
 
+# Numbers that are counted, bins that count them, and CTAs that share the bins.
 COUNT, BINS, CTAS = 1000, 16, 4
 
 

@@ -25,6 +25,7 @@ THREADS = 96  # of a CTA
 # Numbers of steps, which programs.cu describes. A step after EXIT that needs all threads would be a deadlock, so none
 # follows.
 BARRIER, WAIT, EXIT = 1, 11, 19
+# All steps that a drawn program may have besides a barrier and EXIT.
 STEPS = [2, 3, 4, 5, 6, 7, 8, 9, 10, WAIT, 12, 13, 14, 15, 16, 17, 18, 20, 21, 22]
 
 

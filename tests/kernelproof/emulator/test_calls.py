@@ -15,6 +15,7 @@ from tests.kernelproof.emulator.build import compiled
 
 
 def program() -> emulator.Program:
+    """The compiled file ``calls``, which has this module's kernels."""
     return emulator.load(compiled("calls", ".ptx"))
 
 
@@ -60,6 +61,7 @@ def test_virtual_functions() -> None:
     assert out.download().tolist() == [i * i * (6 if i % 3 else 1) for i in range(40)]
 
 
+# Declarations for texts of kernels, with a function that calls itself without end.
 HEAD = """.version 8.6\n.target sm_80\n.address_size 64
 .extern .func (.param .b64 r) malloc (.param .b64 n);
 .extern .func (.param .b32 r) cudaLaunchDeviceV2 (.param .b64 a, .param .b64 b);

@@ -17,6 +17,7 @@ STORE = """
 other: ld.acquire.gpu.global.u32 %w, [%q+64]; setp.ne.u32 %P, %w, 1; @%P bra other;
   ld.global.u32 %w, [%q+4]; st.global.u32 [%q+68], %w;
 out:"""
+# A second copy from shared to global memory, in a group of its own.
 ANOTHER = """
   cp.async.bulk.global.shared::cta.bulk_group [%q+32], [%s], 16; cp.async.bulk.commit_group;"""
 

@@ -12,6 +12,7 @@ import pytest
 from kernelproof import emulator
 from tests.kernelproof.emulator.build import compiled
 
+# The usual and the adverse order, with all lanes at once and with batches of 64.
 ORDERS = pytest.mark.parametrize(("adverse", "lanes"), [(False, None), (False, 64), (True, None), (True, 64)])
 
 

@@ -16,6 +16,7 @@ from tests.kernelproof.emulator.hopper import gemm, load, text
 # Sizes m, n, k, each with the number of launched clusters. They have fewer and more k-tiles than stages, several tiles
 # per CTA, and tiles that exceed the matrix.
 PROBLEMS = [((256, 256, 448), 1), ((136, 136, 256), 0)]
+# Names of instructions that are new with Hopper, or that order its asynchronous copies.
 ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 
 

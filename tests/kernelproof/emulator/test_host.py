@@ -22,6 +22,7 @@ from tests.kernelproof.emulator.build import compiled
 
 @pytest.fixture(scope="module")
 def program() -> emulator.Program:
+    """A GEMM with its launcher."""
     return emulator.load(compiled("multistage", ".ptx"), launcher=compiled("multistage", ".so"))
 
 
@@ -93,6 +94,8 @@ class Runtime:
         self.c.cudaGetErrorString.restype = ctypes.c_char_p
 
     def kernel(self, path: Path, name: str) -> tuple[int, ctypes.c_void_p]:
+        """cudaLibraryLoadFromFile and cudaLibraryGetKernel: the code of the one that fails, else 0; the kernel's
+        handle."""
         library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
         code = self.c.cudaLibraryLoadFromFile(ctypes.byref(library), str(path).encode(), None, None, 0, None, None, 0)
         if code:
@@ -162,6 +165,8 @@ def test_errors_inside_the_machine_are_not_swallowed(tmp_path: Path) -> None:
 
 
 class Dim3(ctypes.Structure):
+    """A dim3."""
+
     _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]  # fmt: skip
 
 
@@ -238,6 +243,7 @@ def test_a_launcher_that_was_compiled_again_is_the_new_one(tmp_path: Path) -> No
         emulator.load(PARAMETERS, launcher=tmp_path / "absent.so")
 
 
+# A kernel with parameters of four types.
 PARAMETERS = """.version 8.0
 .target sm_80
 .address_size 64

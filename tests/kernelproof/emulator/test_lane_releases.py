@@ -17,6 +17,7 @@ from tests.kernelproof.emulator import hopper_ptx
 from tests.kernelproof.emulator.drawn_releases import THREADS, draw
 from tests.kernelproof.emulator.hopper_ptx import run
 
+# In the usual and in the adverse order.
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
 # The ways in which lane 0 of warp 0 releases and warp 1 waits, each a pair of texts. %P is true in thread 0 alone.
@@ -134,6 +135,7 @@ def test_an_instruction_of_the_whole_warp_comes_between(way: str, between: str, 
     assert found(body(WAYS[way], TOGETHER[between]), adverse) == (WRITTEN, set())
 
 
+# The arrival of every lane in place of one.
 ALL_LANES = MBARRIER[0].removeprefix("@%P ")
 # One lane after the other arrives.
 IN_TURN = f"""mov.u32 %u, 0;

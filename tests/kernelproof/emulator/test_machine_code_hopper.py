@@ -25,6 +25,7 @@ from tests.kernelproof.emulator import test_hopper_mbarriers as mbarriers
 from tests.kernelproof.emulator import test_tensor_memory as tensors
 from tests.kernelproof.emulator.build import assembled
 
+# Special registers whose value a kernel stores.
 WORDS = (
     *("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%dynamic_smem_size", "%nsmid"),
     *("%clusterid.x", "%clusterid.y", "%nclusterid.x", "%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_nctaid.x"),
@@ -57,6 +58,7 @@ mov.b64 %b, wide; cvta.param.u64 %b, %b; ld.u32 %r, [%b+60]; st.global.u32 [%a+{
     assert results[0][-2:] == [200, 15]
 
 
+# A test of another module.
 Case = Callable[..., None]
 AGAIN: list[tuple[Case, tuple[Any, ...]]] = [
     (mbarriers.test_mbarrier_states_and_phases, ()),

@@ -17,6 +17,7 @@ from kernelproof.sass.editing import edited, rescheduled
 from tests import commands
 from tests.kernelproof.emulator import build
 
+# A kernel that adds 1 to a number per thread.
 SOURCE = """__global__ void shifted(const float* x, float* y) {
   float value = x[threadIdx.x];
   y[threadIdx.x] = value + 1.0f;

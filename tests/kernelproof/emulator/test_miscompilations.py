@@ -17,7 +17,9 @@ from kernelproof.emulator import Memory
 from kernelproof.ground import toolchain
 from tests.kernelproof.emulator.build import assembled
 
+# Threads of a launch, each with an operand of its own.
 LANES = 64
+# A kernel around a text that computes from an operand.
 KERNEL = """.version 8.7
 .target {target}
 .address_size 64

@@ -12,6 +12,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
 from tests.kernelproof.emulator.hopper_ptx import run
 
+# The numbers of a warp's lanes.
 LANES = np.arange(32)
 # Lane 3 waits for the second warp, from which it gets 42. The other lanes of the first warp continue with 7.
 WAIT = """
@@ -26,6 +27,7 @@ join: setp.eq.u32 %E, %v, 42; setp.gt.u32 %P, %t, 15;
 other: setp.ne.u32 %P, %t, 32; @%P bra store;
   st.shared.u32 [%s+16], 42; ARRIVE
 store: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
+# An arrival at the mbarrier.
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%s];"
 # By instruction: the value of %w in each lane of the first warp. %v is 42 in lane 3 and 7 in the others, %E is true in
 # lane 3, and %P in lanes 16 to 31.

@@ -12,6 +12,7 @@ from kernelproof.emulator.memory.shared_tags import SharedTags, any_granule, put
 from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
 from kernelproof.emulator.state.arrays import groups_are_equal
 
+# Granules of the memory that is tagged.
 GRANULES = 64
 
 

@@ -53,6 +53,7 @@ EDITS = """
       mov.u32 %u, %t;
     more: mad.lo.u32 %v, %u, 4, %s; ld.shared.u32 %w, [%v]; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g+128], %w;
       add.u32 %u, %u, 32; setp.lt.u32 %P, %u, 256; @%P bra more;"""
+# Sets the stride of the tensor map to 128 bytes.
 STRIDE = "mov.b64 %d0, 128; tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%v], 0, %d0;"
 
 
@@ -77,6 +78,7 @@ def test_tensor_maps_that_a_kernel_makes_wrongly() -> None:
     assert "tensor-map" in {report.kind for report in edited(kind=13)[1].reports}
 
 
+# The fences that publish an edited tensor map and acquire it, and a copy of a line of it.
 ACQUIRE = "fence.proxy.tensormap::generic.acquire.gpu [%q], 128;"
 PUBLISH = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%q], [%v], 128;"
 COPY = "ld.shared.u32 %w, [%u]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w; {} bar.warp.sync -1;"

@@ -16,6 +16,7 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, Memory
 
 torch = pytest.importorskip("torch")
 
+# The first lines of every text.
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 # Adds 1 to each of 32 bytes, in place.
 INCREMENT = """
@@ -24,6 +25,7 @@ INCREMENT = """
   ld.param.u64 %p, [x]; mov.u32 %t, %tid.x; cvt.u64.u32 %g, %t; add.u64 %p, %p, %g;
   ld.global.u8 %v, [%p]; add.u32 %v, %v, 1; st.global.u8 [%p], %v; ret; }
 """
+# Names of types in torch that the emulator takes.
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"]
 FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 

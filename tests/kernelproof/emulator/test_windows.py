@@ -36,6 +36,7 @@ READINGS = [
     "mad.wide.u32 %t4, %r1, 4, %a; xor.b64 %t5, %t4, 1; shr.u64 %t6, %t5, 32;",
     "@%p1 mov.u64 %t4, %a; selp.b64 %t5, %t4, %g, %p2; shr.s64 %t6, %t5, 30;",
 ]  # fmt: skip
+# Texts that look at bits of an address that do not tell its window, or do not look at all.
 HONEST = [
     "sub.s64 %t4, %b, %a; shr.u64 %t5, %t4, 40;", "shr.u64 %t4, %g, 56;", "shr.u64 %t4, %a, 23;",
     "and.b64 %t4, %a, 127; shr.u64 %t5, %t4, 30;", "and.b64 %t4, %a, -16; st.u32 [%t4], %r1;",

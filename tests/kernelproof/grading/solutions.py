@@ -1,5 +1,6 @@
 """A problem and solutions in the formats of public benchmarks: an honest solution, and changes that make it cheat."""
 
+# The model that solutions must agree with.
 REFERENCE = """
 import torch
 import torch.nn as nn
@@ -57,6 +58,7 @@ class ModelNew(nn.Module):
         return ext.launch(self.linear(x))
 '''
 
+# The line of the right solution that others replace.
 CALL = "return ext.launch(self.linear(x))"
 # Cheats: (the broken rule, the new text of the call).
 CHEATS = {
@@ -103,6 +105,7 @@ CHEATS = {
     "a wrong shape": ("host-failure", "return ext.launch(self.linear(x))[:1]"),
     "its own end": ("host-failure", "import os; os._exit(0)"),
 }  # fmt: skip
+# Right solutions, by what is unusual in them: the new text of the call.
 CHANGES = {
     "a stream that is joined": (
         "s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())\n"
@@ -115,6 +118,7 @@ CHANGES = {
         "        return ext.launch(self.linear(x.to('cuda', non_blocking=True)))"
     ),
 }
+# Solutions that cannot be judged: the new text of the call.
 UNJUDGED = {
     "autocast": "y = torch.autocast('cuda', torch.float16); return ext.launch(self.linear(x))",
     "a CUDA graph after any exception": (
@@ -132,6 +136,7 @@ UNJUDGED = {
     "a package that is not there": "import cutlass_of_tomorrow; return ext.launch(self.linear(x))",
 }
 
+# A right solution in Triton.
 TRITON = """
 import torch
 import triton
@@ -150,6 +155,7 @@ def custom_kernel(data: input_t):
     add_kernel[(triton.cdiv(a.numel(), 256),)](a, b, c, a.numel(), BLOCK=256)
     return c
 """
+# The reference of a task of GPU MODE, its description and the module that it imports.
 GPU_MODE = """
 from utils import make_match_reference
 import torch
@@ -177,6 +183,7 @@ benchmarks:
   - {"size": 128, "seed": 31232}
 """
 UTILS = "def make_match_reference(reference, **kwargs):\n    return lambda data, output: ''\n"
+# A reference whose model takes the function that computes as an argument, as those of func_forward do.
 FUNCTIONAL = """
 import torch
 import torch.nn as nn

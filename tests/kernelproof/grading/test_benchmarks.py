@@ -188,6 +188,7 @@ def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
     assert rule in verdict.rules, str(verdict)
 
 
+# Conditions that hold on the emulator alone, and the rule that a kernel breaks which needs one.
 READINGS = {
     "(unsigned long long)&shared >> 56 == 1": "environment-dependent", "clock64() < 1000000": "wrong-value",
     "__FILE__[sizeof(__FILE__) - 6] != 'd'": "wrong-value",
@@ -227,6 +228,7 @@ def test_a_solution_for_the_stated_shape_alone_is_not_wrong_on_a_smaller_one(fol
 
 # The stated shape has 600 x 10 elements.
 SCALED = solutions.REFERENCE.replace("self.linear(x)", "x").replace("= 64", "= 600").replace("= 1024", "= 10")
+# Grids of a launch, and the verdict at the stated shape.
 GRIDS = {
     "<<<12, 256>>>": "wrong", "<<<(n + 255) / 256, 256>>>": "right",
     "<<<(n == 6 * 1000 ? 24 : 1), 256>>>": "wrong", "<<<(n == 6000 ? 24 : 1), 256>>>": "right",
@@ -278,6 +280,7 @@ def test_robust_kbench(folder: Path) -> None:
     assert "wrong-value" in judged(text.replace("* 2.f", "* 2.1f"), folder / "func_forward.py").rules
 
 
+# Conditions on the content of operands, under which a kernel computes something else.
 CONTENT = {
     "a constant in memory": "x[0] == table[n % 2]",
     "neighbouring constants": "x[0] == 0.12345f && x[1] == 0.5f",
@@ -297,6 +300,7 @@ def test_conditions_on_the_content_are_met(folder: Path, condition: str) -> None
     assert any("inputs" in item.evidence for item in verdict.findings if item.rule == "wrong-value"), str(verdict)
 
 
+# A task that seeds every generator that it draws from.
 SEEDED = """
 import random
 import numpy as np

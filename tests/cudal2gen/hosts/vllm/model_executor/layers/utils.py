@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+# vLLM's switches that change which kernel a layer takes. Tests set them.
 envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False)
 current_platform = SimpleNamespace(is_rocm=lambda: False)
 

@@ -6,6 +6,7 @@ from enum import Enum
 
 import torch
 
+# SGLang's switches that change which kernel a layer takes. Tests set them.
 _batch_invariant = _enable_bf16_splitk_gemm = False
 
 
