@@ -39,6 +39,7 @@ from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
 from kernelproof.ground.files import write
 from kernelproof.ground.pages import grid
 
+# Numbers of workers that are compared.
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -131,6 +132,7 @@ class Cluster:
         return ended
 
     def _end(self, future: StepFuture, trials: list[Trial]) -> None:
+        """Ends a step, with the trials that it returns."""
         future.set_result(trials)
         self._ended.append(future)
 
@@ -150,6 +152,7 @@ class Cluster:
         self._measure()
 
     def _measure(self) -> None:
+        """Starts to measure parts that are compiled, while a GPU is free, in the order of the queue."""
         while self._free_gpus and self._queue:
             _, _, part, ended = heapq.heappop(self._queue)
             self._free_gpus -= 1
@@ -158,6 +161,7 @@ class Cluster:
             self._schedule(end, lambda ended=ended: self._end_part(ended))  # type: ignore[misc]
 
     def _end_part(self, ended: Callable[[], None]) -> None:
+        """Frees the GPU of a part, and starts the next one."""
         self._free_gpus += 1
         ended()
         self._measure()
@@ -212,10 +216,12 @@ class Machine(Cluster):
         return ended
 
     def _end(self, future: StepFuture, trials: list[Trial]) -> None:
+        """Ends a step, with the trials that it returns."""
         future.set_result(trials)
         self._ended_steps.add(future)
 
     def _end_proposal(self, records: Sequence[Record], future: StepFuture) -> None:
+        """Ends a proposal, whose records are then compiled ahead."""
         self._end(future, [])
         self._prepare(records)
 
@@ -232,6 +238,7 @@ class Machine(Cluster):
         self._measure()
 
     def _compiled_ahead(self, batch: Sequence[Record]) -> None:
+        """Notes that a batch is compiled, and starts the next one."""
         self._built_keys |= {record.kernel_key for record in batch}
         self._idle_builders += 1
         self._prepare(())
@@ -244,6 +251,8 @@ class Machine(Cluster):
         return self.UNIT_SECONDS + kernels_s
 
     def _measure(self) -> None:
+        """Starts the next job on a free GPU. Kernels that are not built yet delay it: the job compiles them itself, or
+        waits where builders compile ahead."""
         if not self._free_gpus or not self._queued_jobs:
             return
         job, future = self._queued_jobs[0]
@@ -259,6 +268,7 @@ class Machine(Cluster):
         self._schedule(end, lambda: self._end_job(future))
 
     def _end_job(self, future: StepFuture) -> None:
+        """Frees the GPU of a job, and starts the next one."""
         self._free_gpus += 1
         self._end(future, [])
         self._measure()

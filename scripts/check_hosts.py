@@ -14,6 +14,7 @@ import sys
 
 from cudal2gen import plugins
 
+# By host: the function with which it finds the plugin.
 REGISTER = {plugins.VLLM: plugins.vllm, plugins.SGLANG: plugins.sglang}
 
 

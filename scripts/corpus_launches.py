@@ -48,6 +48,7 @@ class OutOfTimeError(Exception):
 
 
 def _out_of_time(*_: object) -> None:
+    """Ends what runs when the alarm rings."""
     raise OutOfTimeError
 
 

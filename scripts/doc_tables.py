@@ -165,6 +165,7 @@ def commands() -> str:
 
 
 def _is_option(parameter: Any) -> bool:
+    """Whether a parameter of a command is an option, and not an argument."""
     return str(parameter.opts[0]).startswith("-")
 
 
@@ -194,6 +195,7 @@ def _shared_fields(command: Any) -> Sequence[SharedField]:
 
 
 def _shared_default(field: SharedField) -> object:
+    """The default of an option that several commands share; None if it may be given several times."""
     return None if field.repeatable else field.default
 
 

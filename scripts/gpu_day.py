@@ -37,11 +37,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LUGGAGE = ROOT / "build" / "gpu_day"
+# Folders and a file of the luggage.
 KERNELS, WHEELS, VERSIONS = "kernels", "wheels", "toolchain.json"
 CARDS = ("h100", "h200")  # both run the same kernels; the catalog has records of the H200
 PUBLISHED = "published"  # the folder of the luggage for `scripts.race_published CHECKOUT --build-only --built`
 
 CALL_SECONDS = 570  # of the 600 s of a call; the rest is for unpacking and for packing results
+# The limits of the lent machine: seconds of all calls, bytes carried there, and files that come back.
 DAY_SECONDS = 25 * 60
 LUGGAGE_BYTES = 64 << 20
 MAX_FILES, FILE_BYTES = 8, 16 << 20
@@ -61,11 +63,14 @@ PACKAGES = (
     "typer", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "nvidia-cutlass",
     "nvmath-python", "cuda-core>=0.5,<2", "cuda-pathfinder>=1.5.1",
 )  # fmt: skip
+# The wheels are for this Python, and for Linux with one of these glibc.
 PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
+# The variable that names the versions with which the prebuilt kernels were compiled.
 PREBUILT = "CUDAL2GEN_PREBUILT"
 PACKS = "cudal2gen_*.whl"  # `cudal2gen pack` replaces the name in --out, as pip wants a wheel's own
+# Files of a day: the steps that ended, their output, records that lose to the vendor, and improved ones.
 JOURNAL, LOG, LOSING, TUNED = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl", "tuned.jsonl"
 REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores if there are more than MAX_FILES
 
@@ -96,6 +101,7 @@ class Step:
         return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
 
 
+# Options of most commands of the plan.
 RECORD_OPTIONS = "--gpu {gpu} --acc"
 PLAN = (
     Step("doctor", 1, 15, "doctor", "what the machine has"),

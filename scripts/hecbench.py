@@ -218,6 +218,7 @@ def _rows(
 
 
 def _obstacle(reason: str) -> str:
+    """The category of the reason for which a program was not checked."""
     return next(obstacle for pattern, obstacle in OBSTACLES.items() if re.search(pattern, reason))
 
 

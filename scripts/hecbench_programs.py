@@ -29,6 +29,7 @@ ELEMENTS = 1 << 14  # the product of all sizes of a run is at most this
 SMALL = 32  # numbers up to this one are not changed
 LEAST = 8  # sizes are reduced only while the largest is at least twice this; 70 becomes 7
 VARIANTS = 3  # runs of a Makefile, at most
+# Names of arguments that say how often a kernel is launched.
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")  # a C statement: variable = .. argv[number]
 _VARIABLE = re.compile(r"\w+=")  # an environment variable that a shell command sets before its program

@@ -20,6 +20,7 @@ from cudal2gen.operators import plan_invariance
 from cudal2gen.results import Measurements
 from cudal2gen.results.choice import Table, TableKernel, tabulate
 
+# NxK of the weights of linear layers, and numbers of rows that are compared.
 WEIGHTS = ("4096x4096", "6144x4096", "28672x4096", "4096x14336", "1024x8192")
 ROWS = (1, 16, 64, 256, 1024, 4096)
 NEAR = 400  # kernels whose times are compared for each number of rows
@@ -33,6 +34,7 @@ def table(gpu: str) -> Table:
 
 
 def _plain(problem: Problem) -> bool:
+    """Whether a problem has the fields ``PLAIN``."""
     return all(getattr(problem, name) == value for name, value in PLAIN.items())
 
 
@@ -55,6 +57,7 @@ def line(kernels: Table, n: int, k: int) -> str:
 
 
 def _tile(kernel: TableKernel) -> str:
+    """A kernel's tile, and its number of slices of k if it has several."""
     record: Record = kernel.record
     return record.tile.partition("_")[0] + (f", split k {record.split_k}" if record.split_k > 1 else "")
 

@@ -27,6 +27,7 @@ from kernelproof.sass.latencies import TABLE, producer_key, role
 from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, pipe_use
 from kernelproof.sass.registers import access
 
+# The architectures for which PTX is compiled.
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 # Opcodes that wait for more than their own operands, so their distance to a producer says nothing of its latency.
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
@@ -39,6 +40,7 @@ HEAD = """.version 9.0
 .address_size 64
 .visible .shared .align 16 .b8 smem[1024];
 """
+# A kernel in which a result is computed and then read.
 KERNEL = """.visible .entry k{number}(.param .u64 in, .param .u32 a, .param .u32 b, .param .u32 c)
 {{
 .reg .b32 %x<8>; .reg .b32 %y<8>; .reg .b32 %t<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<8>; .reg .b32 %s<8>;
@@ -113,6 +115,7 @@ UNIFORM = (
 # The next MMA reads all results of an MMA, as its sums or as A. A single result would first be moved to another
 # register.
 PRODUCT = "mma.sync.aligned.{kind} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};"
+# Products, and the registers of A, of B and of the sums in each thread.
 SHAPES = (
     ("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4),
     ("m16n8k16.row.col.f16.f16.f16.f16", 4, 2, 2),

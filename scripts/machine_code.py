@@ -40,10 +40,12 @@ SEED, PER_KIND, DRAWN = 14, 10, 60
 MMA_CYCLES = 8  # cycles for which an m16n8k16 occupies a sub-core's tensor core
 FOLDER = "kernels/a100_F16F16F16F16"  # the folder of the kernels in a clone of CUDA-L2
 HEADERS = Path(__file__).resolve().parent / "published_host"  # stand-ins for the headers of PyTorch
+# The flags of the published build, for an A100.
 FLAGS = (
     "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
     "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__", "-arch=sm_80",
 )  # fmt: skip
+# By name: a number that is compared.
 Numbers = dict[str, float]
 # Fields of a Summary that are compared: the first three are of one warp in one k-tile, the others of the whole kernel.
 COLUMNS = ("issue_slots", "stall_cycles", "loop_cycles", "epilogue", "registers", "spill_bytes")
@@ -223,6 +225,7 @@ def comparison(
 
 
 def _mean(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

@@ -47,6 +47,7 @@ LARGE = 4096  # from these extents on 46 of 57 published H100 kernels share oper
 WIDE = 2048  # from these extents of D on, GPUs other than Hopper take tiles of published kernels: is_wide
 PRESENT_WEIGHT = 2.0  # weight of a problem for a kernel that the catalog has already
 
+# GPUs and accumulators for which records are chosen.
 MODELLED = ("h200", "rtx4090", "rtx5090", "b200")
 ACCS: tuple[Acc, ...] = ("f32", "f16")
 

@@ -38,6 +38,7 @@ SPEEDUPS = {
     ("h100", "f32"): "h100_F32F16F16F32",
 }
 FACTS = places.shipped("configs") / "published"
+# Where the published kernels are from.
 SOURCE = {
     "title": "CUDA-L2, by DeepReinforce",
     "paper": "arXiv 2512.02551",
@@ -57,6 +58,7 @@ EPILOGUES = {
 }
 RASTERS = {"plain": "plain", "zsplit": "zsplit", "persistent_loop": "persistent"}
 
+# The facts of a kernel by name, sizes m, n and k, and a record of the catalog.
 Facts = dict[str, Any]
 Sizes = tuple[int, int, int]
 Record = catalog.Record

@@ -44,6 +44,7 @@ LINK = (
     "-Xlinker", "-Bsymbolic,--gc-sections,-s",
 )  # fmt: skip
 
+# m, n and k.
 Sizes = tuple[int, int, int]
 
 

@@ -36,6 +36,7 @@ from kernelproof.ground.pages import grid
 if TYPE_CHECKING:
     import torch
 
+# The store of these measurements, and the contender to which operators are compared.
 STORE = "operators"
 TORCH = "torch.matmul"
 MIN_SPEED = 0.99  # share of torch's speed that the upper end of an interval must reach
@@ -46,6 +47,7 @@ LAYERS = (
 )  # fmt: skip
 MAX_ROWS, PREFILL = 272, 2048  # most rows of a batch that servers decode; rows of a prompt
 SAMPLE = 48  # number of products
+# Types of A, B and D.
 TYPES = ("f16", "bf16")
 
 

@@ -47,10 +47,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "published"
+# The store of these measurements, the contender to which kernels are compared, and how names of published ones begin.
 STORE = "published"
 TORCH = "torch.matmul"
 PREFIX = "cuda-l2-"
 ACCS: tuple[Acc, ...] = ("f32", "f16")
+# The published kernels' GPUs.
 DEVICES = ("a100", "h100", "3090")
 ENDED = 86  # exit code of a process whose device a published kernel stopped
 TRIAL_SECONDS = 20  # for a published kernel's first product on a GPU; one that hangs ends its process
@@ -140,6 +142,7 @@ class Published:
 
     @property
     def _current(self) -> Problem:
+        """The problem that is measured."""
         assert self._problem is not None, "prepare comes first"
         return self._problem
 
@@ -248,6 +251,7 @@ def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def _selection(options: argparse.Namespace, gpu: str) -> Selection:
+    """The problems that the options select."""
     return Selection(
         mnk=tuple(options.mnk or ()),
         everything=options.all,
@@ -427,6 +431,7 @@ def table(rows: Sequence[Measurement]) -> list[str]:
 
 
 def _us(row: Measurement, name: str) -> str:
+    """A contender's median time in microseconds, - if it was not measured."""
     timing = row.timing(name)
     return f"{timing.median_us:.2f}" if timing else "-"
 

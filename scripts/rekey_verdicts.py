@@ -34,6 +34,7 @@ from cudal2gen.kernel import Record, parse
 from kernelproof.ground import files, toolchain
 
 RESULTS = Path(__file__).parents[1] / "results"
+# The stores whose keys are renewed.
 STORED = (RESULTS / "verdicts.jsonl", RESULTS / "proofs.jsonl")
 DRAWN = 40  # kernels whose PTX is compared
 IN_UNIT = 24  # kernels that are compiled in one translation unit

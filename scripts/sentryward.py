@@ -40,11 +40,14 @@ from kernelproof.emulator.state.launch_state import LaunchResult
 from tests.cudal2gen.paths import PATHS
 from tests.kernelproof.emulator.rule_examples import WITH_EXAMPLES, examples
 
+# The format of what SentryWard reads.
 SCHEMA = "spverify.kernel-input/v1"
 # CUtensorMapDataType, CUtensorMapSwizzle -> SentryWard's words.
 ELEMENT_TYPES = {6: "f16", 7: "f32", 9: "bf16"}
 SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B"}
+# By bytes: how an unsigned parameter is unpacked.
 UNSIGNED = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
+# SentryWard's words for a wrong kernel.
 WRONG = ("not_wellsynced", "potential_race", "invalid_lifecycle")
 TIMEOUT = 60  # seconds for a launch
 STRIDE = 3  # every third record of PATHS is launched

@@ -37,6 +37,7 @@ KIND = ("a100", "f16")  # GPU and accumulator of the records that may split k
 VENDOR = BASELINES["cuBLASLt-AutoTuning"]
 SLICES = (2, 4, 8, 16)  # powers of two: a proof does not know quotients by other numbers
 RECORDED_SLICES = (*SLICES, 3, 6, 12)  # what may be gained on recorded tiles, which are not proven
+# The least modelled gain for which k is split.
 MIN_GAIN = 1.10
 PARTIAL_BYTES = 4  # of a partial sum, which is fp32
 CLASSES = (1.0, 1.0001, 1.1, 1.2, 1.5, 2.0, math.inf)  # bounds of classes of the modelled gain

@@ -107,6 +107,7 @@ def _compile(library: Path, functions: dict[str, set[str]]) -> None:
 
 
 def _output_of(*words: object) -> str:
+    """What a command prints. Raises CalledProcessError if it fails."""
     return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True).stdout
 
 

@@ -31,6 +31,7 @@ from cudal2gen.tuner.writing.rewarding import KernelScorer
 from kernelproof.ground.files import write
 from kernelproof.ground.pages import grid
 
+# The kernel that is rewritten, and how it is launched.
 TEXT = Path(__file__).parents[1] / "tests" / "cudal2gen" / "device_texts" / "gemm.cu"
 LAUNCH = {
     "entry": "gemm", "bm": 16, "bn": 16, "bk": 16, "stages": 1, "split_k": 1, "block": 32, "dynamic_smem": 0,
@@ -53,6 +54,7 @@ GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     ),
     (STORE, {"end=plain": STORE, "end=clock": f"  if (clock64() < 0) return;\n{STORE}"}),
 )
+# Sizes m, n, k of training, and others that are only evaluated.
 TRAINED, HELD_OUT = ((64, 48, 64), (128, 64, 256)), ((256, 256, 512), (64, 512, 128))
 STEPS_BETWEEN = 5  # steps between two evaluations
 # By whether the rewards are shuffled, what ``train`` returns for each seed.

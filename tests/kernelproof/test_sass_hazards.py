@@ -75,11 +75,10 @@ def pairs(found: list[RegisterHazard]) -> list[tuple[int, int, tuple[str, ...]]]
     return [(hazard.earlier.address // 16, hazard.later.address // 16, hazard.registers) for hazard in found]
 
 
-# By what is waited for: a listing without a hazard, a part of it, and a text in its place that makes one hazard.
+# A load of R1, and a store that reads it.
 LOAD = "LDG.E R1, desc[UR4][R2.64] ; stall=2 write=0\n"
-# An instruction that reads two registers.
 STORE = "STG.E desc[UR4][R2.64], R1 ; stall=2 read=3\n"
-# Right code, the control bits that make it so, and others that are too few.
+# By what is waited for: a listing without a hazard, a part of it, and a text in its place that makes one hazard.
 WAITS_FOR = {
     "an integer sum by another": ("IADD3 R1, R2, R3, RZ ; stall=4\nIADD3 R4, R1, R3, RZ", "stall=4", "stall=3"),
     "a predicate by a guard": ("ISETP.GE.AND P0, PT, R1, R2, PT ; stall=13\n@P0 EXIT", "stall=13", "stall=12"),
