@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import IllegalRecord, Problem, fit, parse, revise, space
+from cudal2gen.kernel import IllegalRecord, Problem, Sm80Multistage, fit, parse, revise, space
+from cudal2gen.kernel.sm80_multistage import STAGES
 from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.tuner import reward
 from cudal2gen.tuner.environment import ModelEnvironment, trial_of
@@ -142,3 +143,11 @@ def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
     ratio = trial.faster_than("cublas-tn")
     assert ratio is not None
     assert tuple(ratio) == pytest.approx((1.25, 1.25, 1.25))
+
+
+@given(st.sampled_from([32, 64]), st.integers(1, 9), st.integers(0, 1))
+def test_a_ring_may_be_as_deep_as_the_loop_and_no_deeper(bk: int, steps: int, rest: int) -> None:
+    """A stage that no step fills would only take shared memory; two are always there."""
+    problem = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=bk * (steps - rest) + 8 * rest)
+    fields = [item for item in Sm80Multistage.candidates(problem) if item["bk"] == bk and item["split_k"] == 1]
+    assert {item["stages"] for item in fields} == {stages for stages in STAGES if stages <= max(2, steps)}
