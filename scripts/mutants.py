@@ -3,9 +3,9 @@
     python scripts/mutants.py --count 10 --seed 3 kernelproof/grading cudal2gen/report
 
 A mutant changes one thing in one file: a comparison, an operator, a number, a condition, a returned value. Each is made
-in a copy of the checkout, so nothing here changes. The tests of a package (a "room") are those that ``TESTS`` names.
-They run with -x and a limit of time. A mutant with which they pass is printed with its place, for a person to judge,
-since some mutants change nothing.
+in a copy of the checkout, so nothing here changes. First run the tests that import the mutant's module, since they
+notice most mutants, then those of the package (the "room") that ``TESTS`` names. They run with -x and a limit of time.
+A mutant with which they pass is printed with its place, for a person to judge, since some mutants change nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
+import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -25,35 +27,31 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# The folders and files of tests of each room; a room that is missing has the tests of its own name.
+# The tests of each room: folders, or patterns of files below them. ``importing_tests`` adds others.
+_KERNELPROOF, _CUDAL2GEN = "tests/kernelproof/test_{}.py", "tests/cudal2gen/test_{}.py"
 TESTS = {
     "kernelproof/grading": ["tests/kernelproof/grading"],
-    "kernelproof/checking": ["tests/kernelproof/test_check.py", "tests/kernelproof/test_assembly.py"],
-    "kernelproof/mcp_server": ["tests/kernelproof/test_mcp.py", "tests/kernelproof/test_doors.py"],
-    "kernelproof/ground": [
-        "tests/kernelproof/test_sandbox.py", "tests/kernelproof/test_workers.py", "tests/kernelproof/test_doors.py",
-        "tests/cudal2gen/test_element.py", "tests/cudal2gen/test_types.py", "tests/cudal2gen/test_files.py",
-    ],
-    "kernelproof/testing": ["tests/kernelproof/test_pytest_plugin.py"],
-    "kernelproof/triton_emulation": ["tests/kernelproof/test_triton_emulation.py"],
-    "kernelproof/profile": ["tests/kernelproof/test_profile.py", "tests/kernelproof/test_profile_page.py"],
     "kernelproof/emulator": ["tests/kernelproof/emulator"],
-    "kernelproof/certificates": ["tests/kernelproof/certificates"],
-    "cudal2gen/operators": [
-        f"tests/cudal2gen/test_{name}.py"
-        for name in ("operators", "fused_operators", "grouped_operators", "torch_operators", "autocast", "fused_models")
+    "kernelproof/ground": [
+        *map(_KERNELPROOF.format, ("sandbox", "workers", "doors")),
+        *map(_CUDAL2GEN.format, ("element", "types", "files")),
     ],
-    "cudal2gen/report": [
-        f"tests/cudal2gen/test_{name}.py"
-        for name in ("report", "report_published", "report_printed", "report_comparison", "advice")
-    ],
-    "cudal2gen/results": [
-        f"tests/cudal2gen/test_{name}.py" for name in ("results", "choice", "evidence", "claims", "rekeyed_verdicts")
-    ],
-    "cudal2gen/validator": [
-        f"tests/cudal2gen/test_{name}.py"
-        for name in ("correctness", "rounding", "sanitizer", "validator", "fusion", "machine_code", "batches", "groups")
-    ],
+    "kernelproof/certificates": ["tests/kernelproof/certificates", _CUDAL2GEN.format("*proofs")],
+    **{f"kernelproof/{room}": [_KERNELPROOF.format(name) for name in names.split()] for room, names in {
+        "checking": "check assembly causes loading sampling", "mcp_server": "mcp doors", "sass": "sass_*",
+        "testing": "pytest_plugin", "triton_emulation": "triton_*",
+        "profile": "profile profile_page", "cli": "check mcp profile",
+    }.items()},
+    **{f"cudal2gen/{room}": [_CUDAL2GEN.format(name) for name in names.split()] for room, names in {
+        "kernel": "kernel family fitting layouts memory models register_rules serving tuner_space types",
+        "generation": "catalog compiler device_text library products renderer selection",
+        "launch": "gpu launcher native_* operand_way", "pack": "pack* warm_up",
+        "operators": "operators fused_* grouped_operators torch_operators autocast race_*",
+        "report": "report* advice", "results": "results choice evidence claims rekeyed_verdicts",
+        "validator": "correctness rounding sanitizer validator fusion machine_code batches groups *proofs",
+        "timing": "cost_model counters model simulation", "tuner": "tuner_* tune_cli trial llm_*", "bench": "bench*",
+        "cli": "cli* tune_cli try",
+    }.items()},
 }  # fmt: skip
 LIMIT_S = 600.0  # seconds after which the tests of a mutant are ended
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -140,23 +138,45 @@ def drawn_mutants(room: str, count: int, generator: random.Random, root: Path = 
     return mutants
 
 
+def room_tests(room: str, root: Path = ROOT) -> list[str]:
+    """The folders and files of the tests of a room, or of the room in which a file or folder lies."""
+    patterns = next((TESTS[name] for name in TESTS if f"{room}/".startswith(f"{name}/")), [])
+    return [str(path.relative_to(root)) for pattern in patterns for path in sorted(root.glob(pattern))]
+
+
+def importing_tests(path: Path, root: Path = ROOT) -> list[str]:
+    """The files of tests that import the module at a path."""
+    package, name = ".".join(path.parent.parts), path.stem
+    own = re.compile(
+        rf"^\s*(?:from|import) {package}\.{name}\b|^\s*from {package} import (?:[^(\n]*|\([^)]*)\b{name}\b", re.M
+    )
+    return [
+        str(file.relative_to(root)) for file in sorted(root.glob("tests/**/test_*.py")) if own.search(file.read_text())
+    ]
+
+
 def is_noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
     """Whether tests fail, or exceed the limit, with a mutant in a copy of the checkout."""
     target = checkout / mutant.path
     before = target.read_text()
     target.write_text(mutant.text)
+    near = importing_tests(mutant.path, checkout)
     try:
-        return not passes(checkout, tests, marks)
+        return any(not passes(checkout, each, marks) for each in (near, tests) if each)
     finally:
         target.write_text(before)
 
 
 def passes(checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
     """Whether the tests with each of some marks pass within the limit."""
+    # Processes that tests start in other folders import the copy, too, and not an installed package.
+    variables = os.environ | {"PYTHONPATH": str(checkout)}
     for mark in marks:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", mark, *tests]
         try:
-            process = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
+            process = subprocess.run(
+                command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False, env=variables
+            )
         except subprocess.TimeoutExpired:
             return False
         if process.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -180,9 +200,9 @@ def main() -> int:
         shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "dist"))
         compileall.compile_dir(checkout, quiet=1)
         for room in arguments.rooms:
-            tests = next((TESTS[name] for name in TESTS if f"{room}/".startswith(f"{name}/")), [f"tests/{room}"])
-            if not passes(checkout, tests, marks):
-                print(f"{room}: its tests fail without a mutant", flush=True)
+            tests = room_tests(room)
+            if not tests or not passes(checkout, tests, marks):
+                print(f"{room}: its tests fail without a mutant, or it has none in TESTS", flush=True)
                 missed += 1
                 continue
             mutants = drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
