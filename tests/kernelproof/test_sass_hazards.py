@@ -102,6 +102,17 @@ WAITS_FOR = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("later", ["FENCE.VIEW.ASYNC.S", "STG.E desc[UR4][R2.64], R1", "BAR.SYNC 0x0"])
+def test_fences_of_the_cta_are_waited_for_on_sm_90_and_sm_100(later: str) -> None:
+    """ptxas waits for the scoreboard of such a fence in the next instruction. On sm_120 it takes none."""
+    listing = f"MEMBAR.ALL.CTA ; stall=6 read=1\nNOP ; waits=1\n{later} ; stall=2 write=2\nEXIT ; waits=2"
+    early = listing.replace("waits=1", ""), listing.replace("read=1", "read=3"), listing.replace("read=1", "")
+    for sm in ("sm_90a", "sm_100a"):
+        assert hazards(function(listing, sm)) == []
+        assert [pairs(hazards(function(text, sm))) for text in early] == [[(0, 2, ())]] * 3
+    assert [hazards(function(text, "sm_120a")) for text in early] == [[], [], []]
+
+
 @pytest.mark.parametrize("name", WAITS_FOR)
 def test_a_missing_wait_is_found(name: str) -> None:
     listing, wait, missing = WAITS_FOR[name]
