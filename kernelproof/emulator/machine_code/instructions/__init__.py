@@ -16,6 +16,7 @@ from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
     mbarriers,
     memory,
     moves,
+    narrow,
     packed,
     predicates,
     tensor_memory,

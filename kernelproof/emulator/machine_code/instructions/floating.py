@@ -58,6 +58,15 @@ def pair_arithmetic(low: Lowering, ins: Instruction) -> None:
         low.emit("mov.b32", low.target(result, plus), value)
 
 
+def xorsign(ins: Instruction, texts: list[str]) -> tuple[str, list[str]]:
+    """The modifiers of a minimum whose sign is the product of its sources' signs, and the sources. The machine code
+    has the bars of their magnitudes, which PTX has in the modifier."""
+    if "XORSIGN" not in ins.modifiers:
+        return "", texts
+    assert all(text.count("|") == 2 and text.startswith("|") for text in texts)
+    return ".xorsign.abs", [text.replace("|", "") for text in texts]
+
+
 @mnemonic("FMNMX3", "FTZ NAN")
 def min_or_max3(low: Lowering, ins: Instruction) -> None:
     """The minimum of three numbers if the predicate holds, else the maximum."""
@@ -69,12 +78,13 @@ def min_or_max3(low: Lowering, ins: Instruction) -> None:
     low.emit(op, low.target(result), low.computed(op, a, b), c)
 
 
-@mnemonic("FMNMX", "FTZ NAN")
+@mnemonic("FMNMX", "FTZ NAN XORSIGN")
 def min_or_max(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum."""
     result, a, b, p = ins.operands
+    signs, (a, b) = xorsign(ins, [a, b])
     x, y = single(low, a), single(low, b)
-    options = _options(ins) + (".NaN" if "NAN" in ins.modifiers else "")
+    options = _options(ins) + (".NaN" if "NAN" in ins.modifiers else "") + signs
     test = low.predicate(p)
     if test in ("0", "1"):
         low.emit(f"{'min' if test == '1' else 'max'}{options}.f32", low.target(result), x, y)
@@ -83,6 +93,16 @@ def min_or_max(low: Lowering, ins: Instruction) -> None:
     if test[0] == "!":
         least, most, test = most, least, test[1:]
     low.emit("selp.b32", low.target(result), least, most, test)
+
+
+@mnemonic("FSET", f"BF {ORDERS} FTZ AND OR XOR")
+def compare_to_number(low: Lowering, ins: Instruction) -> None:
+    """A comparison whose result is 1.0 if it holds, else 0, or without ``.BF`` a word of ones or of zeros."""
+    result, a, b, p = ins.operands
+    if low.predicate(p) != "1":
+        raise low.refusal("a predicate in this comparison is not modelled")
+    op = f"set.{comparison(ins)[0]}{_options(ins)}.{'f32' if 'BF' in ins.modifiers else 'u32'}.f32"
+    low.emit(op, low.target(result), single(low, a), single(low, b))
 
 
 @mnemonic("FSETP", f"{ORDERS} FTZ AND OR XOR")
@@ -300,14 +320,3 @@ def between_floats(low: Lowering, ins: Instruction) -> None:
         mode = "" if _BYTES[kind] > _BYTES[origin] else rounding(ins)[1:]
     op = f"cvt{'.' if mode else ''}{mode}{ftz}.{kind}.{origin}"
     _store(low, ins.operands[0], op, kind, _value(low, ins.operands[1], origin))
-
-
-@mnemonic("F2FP", "F16 BF16 F32 PACK_AB RELU MERGE_C")
-def pack(low: Lowering, ins: Instruction) -> None:
-    """Conversion of two numbers to two halves of a register, the first one in the upper half."""
-    if "MERGE_C" in ins.modifiers:
-        raise low.refusal(".MERGE_C is not modelled")
-    kind = "bf16x2" if "BF16" in ins.modifiers else "f16x2"
-    relu = ".relu" if "RELU" in ins.modifiers else ""
-    result, a, b = ins.operands[:3]
-    low.emit(f"cvt.rn{relu}.{kind}.f32", low.target(result), single(low, a), single(low, b))

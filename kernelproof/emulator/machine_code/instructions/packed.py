@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelproof.emulator.machine_code.instructions.floating import half_sources
+from kernelproof.emulator.machine_code.instructions.floating import half_sources, xorsign
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
 from kernelproof.emulator.machine_code.modifiers import ORDERS, comparison
 from kernelproof.sass import Instruction
@@ -61,7 +61,7 @@ def compare_to_halves(low: Lowering, ins: Instruction) -> None:
     low.set(result, low.computed(f"set.{order}{ftz}.{result_kind}.{kind}", *_pairs(low, texts, kind)))
 
 
-@mnemonic("HMNMX2", "NAN BF16_V2 FTZ")
+@mnemonic("HMNMX2", "NAN BF16_V2 FTZ XORSIGN")
 def minimum(low: Lowering, ins: Instruction) -> None:
     """The minima of two pairs of halves if the predicate holds, else the maxima."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
@@ -69,8 +69,9 @@ def minimum(low: Lowering, ins: Instruction) -> None:
     test = low.predicate(p)
     if test not in ("0", "1"):
         raise low.refusal("a predicate that varies is not modelled here")
+    signs, texts = xorsign(ins, texts)
     options = (".ftz" if "FTZ" in ins.modifiers else "") + (".NaN" if "NAN" in ins.modifiers else "")
-    op = f"{'min' if test == '1' else 'max'}{options}.{kind}"
+    op = f"{'min' if test == '1' else 'max'}{options}{signs}.{kind}"
     low.set(result, low.computed(op, *_pairs(low, texts, kind)))
 
 
