@@ -37,19 +37,21 @@ def _cluster(shape: int, reciprocals: int, counts: int, rank: int) -> dict[int, 
     )
 
 
-# The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0" stands for numbers that do not matter: the stack
-# pointer and the descriptor of global memory.
-_AMPERE = _consecutive(0, *_SIZES) | {0x28: "0"} | _consecutive(0x118, "0", "0")
+# The descriptor of global memory. Its words do not matter to accesses, and are no address or size if code uses them so.
+_DESCRIPTOR = (str(0xBAD0DE5C), str(0xBAD1DE5C))
+# The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0" stands for the stack pointer, which does not
+# matter.
+_AMPERE = _consecutive(0, *_SIZES) | {0x28: "0"} | _consecutive(0x118, *_DESCRIPTOR)
 _HOPPER = (
     _consecutive(0, *_SIZES)
     | {0x28: "0", 0x2C: "%dynamic_smem_size", 0x10C: "%nsmid", 0x114: "0", 0x140: "%is_explicit_cluster"}
-    | _consecutive(0x208, "0", "0")
+    | _consecutive(0x208, *_DESCRIPTOR)
     | _cluster(shape=0x144, reciprocals=0x150, counts=0x15C, rank=0x188)
 )
 _BLACKWELL = (
     _consecutive(0x360, *_SIZES[:3], "%is_explicit_cluster", *_SIZES[3:], "0")
     | {0x2AC: "%dynamic_smem_size", 0x2D0: "%nsmid", 0x16C: "0"}
-    | _consecutive(0x358, "0", "0")
+    | _consecutive(0x358, *_DESCRIPTOR)
     | _cluster(shape=0x2A0, reciprocals=0x2B0, counts=0x2C0, rank=0x2CC)
 )
 
