@@ -83,6 +83,16 @@ FORMS = {
     "shared atomic": ("st.shared.b32 [%s1], %r0; atom.shared.add.f32 %f2, [%s1], %f1; ld.shared.b32 %r0, [%s1];",
                       "ATOMS.CAST.SPIN", BLACKWELL),
     "vote": ("setp.lt.s32 %p0, %r0, %r1; activemask.b32 %r2; vote.sync.ballot.b32 %r0, %p0, %r2;", "", ALL),
+    "sum of a pair in memory": (
+        "st.global.v4.b32 [%a1+16], {%r4,%r5,%r6,%r7}; atom.global.v2.f32.add {%f1,%f2}, [%a1+16], {%f0,%f1};"
+        " mov.b32 %r0, %f1; mov.b32 %r1, %f2;", "ATOMG.E.ADD.F32x2.FTZ.RN.STRONG.GPU", LATER,
+    ),
+    "sums in memory": (
+        "st.global.v4.b32 [%a1+16], {%r4,%r5,%r6,%r7};"
+        " red.global.v4.f16x2.add.noftz [%a1+16], {%r0,%r1,%r2,%r3};", "REDG.E.ADD.F16x8.RN.STRONG.GPU", LATER,
+    ),
+    "saturated sum": ("add.sat.s32 %r0, %r0, %r1;", "", ALL),
+    "saturated difference": ("sub.sat.s32 %r0, %r0, %r1;", "", ALL),
     "halves toward zero": ("cvt.rz.relu.f16x2.f32 %r0, %f0, %f1;", "F2FP.RELU.F16.F32.PACK_AB.RZ", LATER),
     "finite halves": ("cvt.rn.satfinite.f16x2.f32 %r0, %f0, %f1;", "F2FP.SATFINITE.F16.F32.PACK_AB", LATER),
     "finite bf16": ("cvt.rz.satfinite.bf16x2.f32 %r0, %f0, %f1;", "F2FP.SATFINITE.BF16.F32.PACK_AB.RZ", LATER),

@@ -341,10 +341,13 @@ def atomic(e: Emitter, ins: Instr) -> None:
     compare = "None"
     if op == "cas":
         compare, values = e.array(operands[0], u), (operands[1],)
-    for i, (value, target) in enumerate(zip(values, targets, strict=True)):
+    sources = [e.array(value, u) for value in values]
+    if returns and len(values) > 1:  # a result may be a register of a later source
+        sources = [e.temp(source) for source in sources]
+    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
         place = _offset_address(mem, i * width)
         address = e.shared(place) if space == "shared" else e.address(place, space)
-        text = f"Q.apply({form}, {address}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
+        text = f"Q.apply({form}, {address}, {source}, {compare}, {mask}, {e.site()})"
         if target is not None and returns:
             e.assign(target, Value(text, u, False))
         else:

@@ -11,6 +11,9 @@ _OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
 _RETURNING = "CAST SPIN POPC"
 _TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2 BF16x2"
 _HINTS = "E STRONG CTA SM GPU SYS FTZ RN"
+# The types of vectors: the PTX type of a register, and the number of registers.
+_VECTORS = {"F32x2": ("f32", 2), "F32x4": ("f32", 4), "F16x4": ("f16x2", 2), "F16x8": ("f16x2", 4),
+            "BF16x4": ("bf16x2", 2), "BF16x8": ("bf16x2", 4)}  # fmt: skip
 
 
 def _kind(ins: Instruction, operation: str) -> str:
@@ -31,8 +34,8 @@ def _scope(ins: Instruction) -> str:
     return next((SCOPES[part] for part in ins.modifiers if part in SCOPES), "cta")
 
 
-@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_RETURNING}")
-@mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS}")
+@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_RETURNING} {' '.join(_VECTORS)}")
+@mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS} {' '.join(_VECTORS)}")
 def atomic(low: Lowering, ins: Instruction) -> None:
     """A relaxed read-modify-write. RED returns nothing. ``.CAST.SPIN`` is a compare-and-swap that returns whether it
     has swapped. ``.POPC.INC`` adds one for each lane."""
@@ -47,6 +50,10 @@ def atomic(low: Lowering, ins: Instruction) -> None:
         return
     operation = next(part for part in ins.modifiers if part in _OPERATIONS.split())
     kind = _kind(ins, operation)
+    vector = next((part for part in ins.modifiers if part in _VECTORS), "")
+    if vector:
+        _add_vector(low, ins, *_VECTORS[vector])
+        return
     operands = list(ins.operands)
     if is_predicate(operands[0]):
         has_succeeded = operands.pop(0)
@@ -71,6 +78,21 @@ def atomic(low: Lowering, ins: Instruction) -> None:
         low.set_pair(result, old)
     else:
         low.emit(op, low.target(result), address, *values)
+
+
+def _add_vector(low: Lowering, ins: Instruction, kind: str, count: int) -> None:
+    """A sum in global memory of so many consecutive registers, each of them an atomic of its own."""
+    operands = list(ins.operands)
+    returns = ins.name == "ATOMG"
+    if returns and operands.pop(0) != "PT":
+        raise low.refusal("a predicate of this atomic is not modelled")
+    result = operands.pop(0) if returns else ""
+    space, address = place(low, ins, operands.pop(0))
+    (source,) = operands
+    values = "{" + ", ".join(low.computed("mov.b32", low.word(source, i)) for i in range(count)) + "}"
+    option = "" if kind == "f32" else ".noftz"
+    op = f"{'atom' if returns else 'red'}.relaxed.{_scope(ins)}{space}.v{count}.{kind}.add{option}"
+    low.emit(op, *([low.targets(result, count)] if returns else []), address, values)
 
 
 def _compare_and_swap(low: Lowering, ins: Instruction) -> None:

@@ -35,12 +35,17 @@ def compare(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("PLOP3 UPLOP3", "LUT")
 def predicate_logic(low: Lowering, ins: Instruction) -> None:
-    """Two results, each by a truth table of the same three predicates."""
+    """Two results, each by a truth table of the same three predicates. A source may be the sign of a register."""
     p, q, a, b, c, first, second = ins.operands
-    sources = [low.predicate(text) for text in (a, b, c)]
+    sources = [_sign(low, text) if text.endswith(".SIGN") else low.predicate(text) for text in (a, b, c)]
     values = [_table(low, sources, int(table, 0)) for table in (first, second)]
     for name, value in zip((p, q), values, strict=True):
         low.set_predicate(name, value)
+
+
+def _sign(low: Lowering, text: str) -> str:
+    """Whether a register (``R9.SIGN``) is negative."""
+    return low.computed("setp.lt.s32", low.word(text.removesuffix(".SIGN")), "0", kind="pred")
 
 
 def _table(low: Lowering, sources: list[str], table: int) -> str:

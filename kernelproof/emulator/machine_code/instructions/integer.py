@@ -71,10 +71,15 @@ def add_pair(low: Lowering, ins: Instruction) -> None:
     _add_pairs(low, ins)
 
 
-@mnemonic("VIADD UVIADD", "16x2")
+@mnemonic("VIADD UVIADD", "16x2 S32 ISAT")
 def add2(low: Lowering, ins: Instruction) -> None:
-    """The sum of two words or, with ``.16x2``, of their halves."""
+    """The sum of two words or, with ``.16x2``, of their halves. ``.ISAT`` keeps it within the signed numbers."""
     result, a, b = ins.operands
+    if "ISAT" in ins.modifiers:
+        assert not a.startswith("-")
+        op = "sub.sat.s32" if b.startswith("-") else "add.sat.s32"
+        low.set(result, low.computed(op, low.word(a), low.word(b.removeprefix("-"))))
+        return
     if "16x2" in ins.modifiers:
         low.set(result, low.computed("add.u16x2", *(low.computed("mov.b32", low.word(text)) for text in (a, b))))
         return
