@@ -33,6 +33,7 @@ REGULAR_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
 _EXCEPTIONS = frozenset(
     ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
 )
+_LANE_EXCHANGES = frozenset(("SHFL", "REDUX", "CREDUX", "MATCH"))  # they read data sooner than stores do
 _ODD_REGISTERS = sum(1 << at for at in range(1, 256, 2))
 
 
@@ -87,13 +88,15 @@ def latency_row(producer: Instruction, sm: str) -> str:
 def latency_column(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
     """The name of the column of ``latencies`` for a reader: how it uses the registers of mask ``used``.
 
-    It is the role of ``latencies.role``, or ``jump`` for the address that RET takes from registers. ``low`` or ``high``
-    is appended for half of a pair of registers: the low half of a wide product is available earlier, and the high half
-    of a wide addend is read later.
+    It is the role of ``latencies.role``, ``jump`` for the address that RET takes from registers, or ``lanes`` for data
+    that lanes exchange. ``low`` or ``high`` is appended for half of a pair of registers: the low half of a wide product
+    is available earlier, and the high half of a wide addend is read later.
     """
     column = role(reader, used, sm)
     if column == "branch" and used & VECTOR:
         column = "jump"
+    if column == "data" and reader.name in _LANE_EXCHANGES:
+        column = "lanes"
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
         column += " low"
     if reader.name in ("IMAD", "UIMAD") and {"WIDE", "HI"} & set(reader.modifiers) and not used & ~_ODD_REGISTERS:

@@ -189,6 +189,11 @@ class Lowering:
         both = self._and_guard(condition)
         self._guard = Reg(both.lstrip("!"), both[0] == "!")
 
+    def without_guard(self) -> str:
+        """Remove the current instruction's guard, and return it as a predicate."""
+        guard, self._guard = self._and_guard(TRUE), None
+        return guard
+
     def _and_guard(self, condition: str) -> str:
         """A predicate that holds if both the current instruction's guard and a condition do."""
         return self.both(("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE, condition)

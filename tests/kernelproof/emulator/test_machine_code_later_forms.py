@@ -46,6 +46,9 @@ def mma(shape: str, types: str, left: int, right: int) -> str:
     return MMA.replace("SHAPE", shape).replace("TYPES", types).replace("A}", f"{a}}}").replace("B}", f"{b}}}")
 
 
+# %r9: the mask of the lanes whose number has the same remainder by 3, so a warp has three groups.
+GROUPS = "mov.u32 %r9, %laneid; rem.u32 %r9, %r9, 3; mov.u32 %r4, 0x49249249; shl.b32 %r9, %r4, %r9; "
+
 # PTX, an opcode to which ptxas translates it, and the targets on which it does.
 FORMS = {
     "bytes": (mma("m16n8k32", "s32.s8.u8.s32", 4, 2), "IMMA.16832.S8.U8", ALL),
@@ -83,6 +86,18 @@ FORMS = {
     "shared atomic": ("st.shared.b32 [%s1], %r0; atom.shared.add.f32 %f2, [%s1], %f1; ld.shared.b32 %r0, [%s1];",
                       "ATOMS.CAST.SPIN", BLACKWELL),
     "vote": ("setp.lt.s32 %p0, %r0, %r1; activemask.b32 %r2; vote.sync.ballot.b32 %r0, %p0, %r2;", "", ALL),
+    "votes of groups": (
+        f"{GROUPS}setp.lt.s32 %p0, %r0, %r1; vote.sync.ballot.b32 %r0, %p0, %r9; vote.sync.any.pred %p1, %p0, %r9;"
+        " selp.b32 %r1, 1, 2, %p1;", "WARPSYNC.EXCLUSIVE", LATER,
+    ),
+    "votes of groups without exclusion": (
+        f"{GROUPS}setp.lt.s32 %p0, %r0, %r1; vote.sync.ballot.b32 %r0, %p0, %r9;", "BRA.DIV", ("sm_80",),
+    ),
+    "sums of groups": (f"{GROUPS}redux.sync.add.s32 %r0, %r1, %r9;", "WARPSYNC.EXCLUSIVE", ALL),
+    "matches in groups": (f"{GROUPS}and.b32 %r0, %r0, 1; match.any.sync.b32 %r0, %r0, %r9;", "MATCH.ANY", ALL),
+    "leaders of groups": (
+        f"{GROUPS}elect.sync %r0|%p1, %r9; selp.b32 %r1, 1, 2, %p1;", "WARPSYNC.EXCLUSIVE", LATER,
+    ),
     "sum of a pair in memory": (
         "st.global.v4.b32 [%a1+16], {%r4,%r5,%r6,%r7}; atom.global.v2.f32.add {%f1,%f2}, [%a1+16], {%f0,%f1};"
         " mov.b32 %r0, %f1; mov.b32 %r1, %f2;", "ATOMG.E.ADD.F32x2.FTZ.RN.STRONG.GPU", LATER,

@@ -1,7 +1,8 @@
 """Lowers branches, exits, barriers, and instructions that only guide convergence.
 
-Lanes that diverge join again at the postdominator of their branch, as they do in PTX, so BSSY, BSYNC and BREAK do
-nothing. WARPSYNC orders memory between the lanes of its mask.
+Lanes that diverge join again at the postdominator of their branch, as they do in PTX, so BSSY and BREAK do nothing.
+WARPSYNC orders memory between the lanes of its mask. With ``.EXCLUSIVE`` it also separates them from other lanes, which
+meet again at the next BSYNC or return. So instructions in between have the mask as their members.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from kernelproof.sass.decoding import BYTES
 
 @mnemonic("BRA", "U ANY CONV DIV")
 def branch(low: Lowering, ins: Instruction) -> None:
-    """A branch, which is taken where its guard and a predicate among its operands hold. ``.CONV`` is taken if the
-    active lanes are those of a mask, ``.DIV`` if they are not."""
+    """A branch, which is taken where its guard and a predicate among its operands hold. All active lanes take ``.CONV``
+    if those for which the guard holds are the lanes of a mask, and ``.DIV`` if they are not."""
     condition = low.predicate(ins.operands[0]) if is_predicate(ins.operands[0]) else TRUE
     if "CONV" in ins.modifiers or "DIV" in ins.modifiers:
         order = "eq" if "CONV" in ins.modifiers else "ne"
-        together = low.computed("activemask.b32")
+        together, guard = low.computed("activemask.b32"), low.without_guard()
+        if guard != TRUE:
+            together = low.computed("vote.sync.ballot.b32", guard, together)
         condition = low.computed(f"setp.{order}.u32", together, low.word(ins.operands[0]), kind="pred")
     assert ins.target is not None
     low.branch("bra", label_of(ins.target), condition)
@@ -78,6 +81,7 @@ def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
 @mnemonic("RET", "REL NODEC")
 def return_to_caller(low: Lowering, ins: Instruction) -> None:
     """A jump to the address in a register, which must be that after a call."""
+    low.members = None
     address = low.word(ins.operands[0].split()[0])  # the function's name follows the register
     _jump(low, address, {place: place for place in low.returns})
 
@@ -119,18 +123,20 @@ def no_operation(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 
 @mnemonic("BSSY BSYNC BREAK YIELD", "RECONVERGENT RELIABLE")
 def guide_convergence(low: Lowering, ins: Instruction) -> None:
-    """Instructions that change no register and no memory."""
+    """Instructions that change no register and no memory. After BSYNC lanes execute together again."""
+    if ins.name == "BSYNC":
+        low.members = None
 
 
 @mnemonic("WARPSYNC", "ALL COLLECTIVE EXCLUSIVE")
 def warp_sync(low: Lowering, ins: Instruction) -> None:
-    """bar.warp.sync of the lanes in a mask. With ``.COLLECTIVE`` they execute the instructions up to ENDCOLLECTIVE
-    together."""
-    if "COLLECTIVE" in ins.modifiers:
-        low.members = low.computed("mov.b32", low.word(ins.operands[0]))
-        return
+    """bar.warp.sync of the lanes in a mask. They execute what follows together, without other lanes: with
+    ``.COLLECTIVE`` those up to ENDCOLLECTIVE, with ``.EXCLUSIVE`` those up to BSYNC or the return."""
     members = str(0xFFFFFFFF) if "ALL" in ins.modifiers else low.word(ins.operands[0])
-    low.emit("bar.warp.sync", members)
+    if {"COLLECTIVE", "EXCLUSIVE"} & set(ins.modifiers):
+        low.members = low.computed("mov.b32", members)
+    if "COLLECTIVE" not in ins.modifiers:
+        low.emit("bar.warp.sync", members)
 
 
 @mnemonic("ENDCOLLECTIVE")

@@ -115,11 +115,18 @@ def to_uniform(low: Lowering, ins: Instruction) -> None:
     On hardware the result predicate is true in lanes whose value differs from the moved one, and a loop repeats the
     move for them; ``.OR`` combines it with its old value. Here each lane has its own uniform registers, so no lane
     differs and the predicate is 0. With ``.BROADCAST`` a loop elects lanes in turn, and each moves its own value.
+
+    A move to URZ only compares: the predicate is true in lanes whose value differs from that of the last active lane.
     """
     if is_predicate(ins.operands[0]):
+        differs, value = "0", low.word(ins.operands[2])
+        if is_zero(ins.operands[1]) and "OR" not in ins.modifiers:
+            active = low.computed("activemask.b32")
+            moved = low.computed("shfl.sync.idx.b32", value, low.computed("bfind.u32", active), "31", active)
+            differs = low.computed("setp.ne.u32", value, moved, kind="pred")
         if "OR" not in ins.modifiers:
-            low.set_predicate(ins.operands[0], "0")
-        low.set(ins.operands[1], low.word(ins.operands[2]))
+            low.set_predicate(ins.operands[0], differs)
+        low.set(ins.operands[1], value)
         return
     low.set(ins.operands[0], low.word(ins.operands[-1]))
 
