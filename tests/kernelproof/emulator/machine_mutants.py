@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from kernelproof.emulator.machine_code.idioms import with_allocations
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
 from kernelproof.sass.editing import OPERANDS, RESULT, rescheduled, with_register
-from kernelproof.sass.pipes import MEMORY
-from kernelproof.sass.registers import STACK, read_operands, register_names, unread_instructions
+from kernelproof.sass.pipes import MEMORY, pipe_use
+from kernelproof.sass.registers import EFFECTS, PURE, STACK, read_operands, register_names, unread_instructions
 from tests.kernelproof.emulator.machine_walks import Use, Walker
 
 # An instruction that does nothing.
@@ -162,9 +162,11 @@ def reason(mutant: Mutant, before: Function, after: Function, uses: set[Use]) ->
         return "the emulator has one instruction for this code of the system"
     if mutant.kind == "swap":
         first, second = (old[address] for address in addresses)
-        if any(item.name == "MOV" and item.operands[0] == item.operands[1] for item in (first, second)):
+        if _is_identity(first) or _is_identity(second):
             return "one moves a register to itself"
         a, b = access(first), access(second)
+        if _repeats(before, second) or (_repeats(before, first) and not b.writes & (a.reads | a.writes)):
+            return "one computes what its register already holds"
         if a.writes & (b.reads | b.writes) or b.writes & a.reads:
             return ""
         if {first.name, second.name} <= MEMORY and not _elsewhere(first, second):
@@ -174,6 +176,8 @@ def reason(mutant: Mutant, before: Function, after: Function, uses: set[Use]) ->
     if mutant.kind == "register":
         if new[address].text == old[address].text:
             return "the field holds no register in this form"
+        if _reads_a_copy(before, old[address], new[address]):
+            return "both registers hold the same value"
         return "" if _matters(before, address) or _matters(after, address) else "no result depends on the instruction"
     return schedule_reason(before, after, uses)
 
@@ -207,10 +211,66 @@ def schedule_reason(before: Function, after: Function, known: set[Use]) -> str:
     return "ptxas leaves no more time in other places" if all(map(walker.allowed, uses)) else ""
 
 
+def _is_identity(item: Instruction) -> bool:
+    """Whether an instruction moves a register to itself, perhaps by adding zeros."""
+    registers = [text for text in item.operands if text != "PT"]
+    if item.name == "IADD3" and not item.modifiers:
+        return sorted(registers[1:]) == sorted((registers[0], "RZ", "RZ"))
+    return item.name == "MOV" and item.operands[0] == item.operands[1]
+
+
+def _repeats(function: Function, instruction: Instruction) -> bool:
+    """Whether an instruction computes what its results already hold: on every path to it an equal one was executed, and
+    nothing has written its registers since."""
+    own = access(instruction)
+    pure = pipe_use(instruction, function.sm).pipe in PURE and instruction.name not in EFFECTS
+    if not pure or instruction.guard is not None or own.reads & own.writes:
+        return False
+    registers = own.reads | own.writes
+    return _was_executed(function, instruction, registers, lambda item: item.opcode == instruction.opcode
+                         and item.operands == instruction.operands)  # fmt: skip
+
+
+def _reads_a_copy(function: Function, old: Instruction, new: Instruction) -> bool:
+    """Whether two instructions differ in one register that they read, and one of these two is a copy of the other."""
+    a, b = access(old).reads & ~access(new).reads, access(new).reads & ~access(old).reads
+    if access(old).writes != access(new).writes or a.bit_count() != 1 or b.bit_count() != 1:
+        return False
+    pair = {*register_names(a), *register_names(b)}
+    return _was_executed(function, old, a | b, lambda item: item.opcode in ("MOV", "IMAD.MOV.U32")
+                         and item.operands[1:-1] in ((), ("RZ", "RZ"))
+                         and {item.operands[0], item.operands[-1].removesuffix(".reuse")} == pair)  # fmt: skip
+
+
+def _was_executed(
+    function: Function, instruction: Instruction, registers: int, is_given: Callable[[Instruction], bool]
+) -> bool:
+    """Whether on every path to an instruction an unguarded one for which ``is_given`` holds was executed, and nothing
+    has written ``registers`` since."""
+    graph = Graph(function)
+    home = next(block.index for block in graph.blocks if instruction in block.instructions)
+    code = graph.blocks[home].instructions
+    pending, seen = [(home, code[: code.index(instruction)])], set[int]()
+    while pending:
+        block, before = pending.pop()
+        for item in reversed(before):
+            if item.guard is None and is_given(item):
+                break
+            if access(item).writes & registers:
+                return False
+        else:
+            if block == 0:
+                return False
+            earlier = [item for item in graph.predecessors[block] if item not in seen]
+            seen.update(earlier)
+            pending += [(item, graph.blocks[item].instructions) for item in earlier]
+    return True
+
+
 def _elsewhere(first: Instruction, second: Instruction) -> bool:
     """Whether two accesses cannot conflict: they only load or exchange registers, or use one address register with
     different offsets."""
-    if {first.name, second.name} <= {"LDG", "LDS", "S2R", "SHFL"}:
+    if {first.name, second.name} <= {"LDG", "LDS", "S2R", "S2UR", "SHFL"}:
         return True
     places = [next((text for text in item.operands if "[" in text), "") for item in (first, second)]
     bases = [re.sub(r"\+?0x[0-9a-f]+", "", text) for text in places]

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernelproof import emulator
-from kernelproof.emulator import EmulatorError, Options, Severity
+from kernelproof.emulator import EmulatorError, Memory, Options, Severity
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import DisassemblyError, Function, disassemble, hazards
@@ -44,7 +45,12 @@ LATER_SEEDS = range(1000, 1020) if THOROUGH else range(1000, 1001)  # on each of
 # The level of optimisation of ptxas, which seeds take in turns.
 LEVELS = (3, 1, 2, 0)
 EACH = 2  # the number of mutants of each kind and text
+FIRST, FURTHER = 3, 24 if THOROUGH else 6  # launches of a drawn program
 NEVER = 15 << 12  # the bits of the guard !PT
+ROW = drawn_programs.WORDS_OUT
+# A thread's row of results, and a byte in it, at which addresses may overflow: buffers begin at multiples of 256.
+ROWS = [(row, place) for row in range(drawn_programs.THREADS) for place in range(8, 4 * ROW, 8)
+        if (4 * row * ROW + place) % 256 == 0]  # fmt: skip
 # How a fault is found: by the check of schedules, by an execution, or as machine code that is refused.
 FOUND = ("schedule", "execution", "refused")
 
@@ -52,10 +58,12 @@ FOUND = ("schedule", "execution", "refused")
 @dataclass(frozen=True)
 class Subject:
     """A kernel whose machine code gets faults. ``cubin``: its file, which is alone in its folder. ``first``: the first
-    thing that is noticed about a cubin that is executed in its place; empty if nothing is."""
+    thing that is noticed about a cubin that is executed in its place; empty if nothing is. ``further``: the same for
+    more launches, which take longer."""
 
     cubin: Path
     first: Callable[[Path], str]
+    further: Callable[[Path], str] = lambda _: ""
 
     @cached_property
     def function(self) -> Function:
@@ -86,9 +94,13 @@ class Subject:
             except (DisassemblyError, UnknownMachineCode, EmulatorError, WrongInput):
                 return "refused"
         why = reason(mutant, before, after, self.uses)
-        if not why and mutant.kind == "register" and self._works_without(mutant):
+        if why or mutant.kind in SCHEDULED:
+            return why
+        if self.further(self.cubin.with_name("mutant.cubin")):
+            return "execution"
+        if mutant.kind == "register" and self._works_without(mutant):
             return "these launches do not depend on the instruction"
-        return why
+        return ""
 
     def _works_without(self, mutant: Mutant) -> bool:
         """Whether nothing is noticed if the changed instructions are never executed."""
@@ -96,7 +108,7 @@ class Subject:
         disabled = {address: code | NEVER for address, code in mutant.codes.items()}
         path.write_bytes(edited(self.cubin.read_bytes(), self.function.name, disabled))
         try:
-            return self.first(path) == ""
+            return self.first(path) == self.further(path) == ""
         except (DisassemblyError, UnknownMachineCode, EmulatorError):
             return False
 
@@ -108,21 +120,43 @@ class Subject:
 
 
 def drawn(seed: int, target: str, folder: Path) -> Subject:
-    """A drawn program. It is launched with three draws of its operands."""
+    """A drawn program. It is launched with three draws of its operands, and with ``FURTHER`` more if nothing shows."""
     made = assembled(drawn_programs.text(seed, target), LEVELS[seed % len(LEVELS)], target)
     cubin = Path(shutil.copy(made, folder / f"kernel{seed}.cubin"))
-    draws = [drawn_programs.operands(seed + draw) for draw in range(3)]
-    expected = [run(emulator.load(cubin), words)[0] for words in draws]
+    right = emulator.load(cubin)
+    expected: dict[int, np.ndarray] = {}  # by the number of the draw
 
-    def first(path: Path) -> str:
+    def noticed(path: Path, draws: range) -> str:
         program = emulator.load(path)
-        for words, right in zip(draws, expected, strict=True):
-            result, rules = run(program, words)
-            if rules or drawn_programs.differs(right, result).any():
+        for draw in draws:
+            words = drawn_programs.operands(seed + draw)
+            if draw not in expected:
+                expected[draw] = run(right, words)[0]
+            result, rules = run(program, words) if draw < FIRST else run_across(program, words, draw)
+            if rules or drawn_programs.differs(expected[draw], result).any():
                 return "".join(rules[:1]) or "wrong values"
         return ""
 
-    return Subject(cubin, first)
+    return Subject(
+        cubin, lambda path: noticed(path, range(FIRST)), lambda path: noticed(path, range(FIRST, FIRST + FURTHER))
+    )
+
+
+def run_across(program: emulator.Program, words: np.ndarray, draw: int) -> tuple[np.ndarray, list[str]]:
+    """``test_machine_code.run`` with operands and results where the lower word of addresses overflows. For the results
+    it overflows in the row of one thread, which depends on ``draw``."""
+    memory = Memory()
+    row, place = ROWS[draw % len(ROWS)]
+    before = len(words) * drawn_programs.WORDS_IN * 2
+    buffers = []
+    for array, role, at in (
+        (words, "input", before), (np.zeros((len(words), ROW), np.uint32), "output", 4 * row * ROW + place)
+    ):  # fmt: skip
+        memory.next += -(memory.base + memory.next + at) % (1 << 32)
+        buffers.append(memory.upload(array, role))
+    result = program.launch("k", 1, len(words), buffers, memory=memory)
+    out = buffers[1].bytes().view(np.uint32).reshape(len(words), -1)
+    return out.copy(), [report.kind for report in result.reports]
 
 
 def alone(text: str, target: str) -> Path:
@@ -135,15 +169,16 @@ def by_wgmma(folder: Path) -> Subject:
     made = alone(hopper.alone("tma_gemm", 2), "sm_90a")
     library = compiled("tma_gemm", ".so", *FLAGS, arch="sm_90a")
 
-    def first(path: Path) -> str:
+    def noticed(path: Path, k: int) -> str:
         program = emulator.load(path, library)
-        ran = gemm("tn_f16_2x1", (256, 136, 192), 1, pdl=True, options=Options(loop_limit=2000), source=program)
+        ran = gemm("tn_f16_2x1", (256, 136, k), 1, pdl=True, options=Options(loop_limit=2000), source=program)
         if ran.code or ran.session.refusals:
             return "refused"
         reports = [report.kind for report in ran.session.reports if report.severity is not Severity.BENIGN]
         return reports[0] if reports else "" if ran.exact else "wrong values"
 
-    return Subject(Path(shutil.copy(made, folder / "wgmma.cubin")), first)
+    cubin = Path(shutil.copy(made, folder / "wgmma.cubin"))
+    return Subject(cubin, lambda path: noticed(path, 192), lambda path: noticed(path, 448))
 
 
 def by_tcgen05(kernel: str, folder: Path) -> Subject:
