@@ -98,7 +98,11 @@ def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argu
         return _buffer(match)
     if (typed := _TYPED.fullmatch(text)) and typed[1] in DTYPES:
         kind = np.dtype(DTYPES[typed[1]])
-        scalar: np.generic = kind.type(float(typed[2]) if kind.kind == "f" else int(typed[2], 0))
+        try:
+            with np.errstate(over="ignore"):
+                scalar: np.generic = kind.type(float(typed[2]) if kind.kind == "f" else int(typed[2], 0))
+        except (ValueError, OverflowError) as error:
+            raise WrongInput(f"argument {text!r}: {error}; write {FORM}") from None
         return scalar
     # A float may have C's suffix, as in 0.5f.
     for read in (lambda text: int(text, 0), float):
