@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
@@ -77,6 +79,52 @@ def kernel(body: str) -> emulator.Program:
       .reg .b32 %t, %a, %b, %c, %d; .reg .f32 %f<9>; .reg .b64 %p, %q; .reg .pred %P;
       ld.param.u64 %p, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, 4, %p;
       {body} st.global.u32 [%p], %a; ret; }}""")
+
+
+def parts(sizes: tuple[int, ...], access: str, kind: str, width: int) -> str:
+    """Accesses to the parameter ``p`` in vectors of these sizes, of the registers %e0 and so on in order."""
+    lines, first = "", 0
+    for size in sizes:
+        names = ", ".join(f"%e{first + n}" for n in range(size))
+        value, vector = (names, "") if size == 1 else (f"{{{names}}}", f".v{size}")
+        place = f"[p+{first * width}]"
+        operands = f"{place}, {value}" if access == "st" else f"{value}, {place}"
+        lines, first = lines + f"{access}.param{vector}.{kind} {operands}; ", first + size
+    return lines
+
+
+SIZES = st.sampled_from([(1, 1, 1, 1), (2, 2), (2, 1, 1), (1, 1, 2), (4,)])
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["u8", "s8", "b16", "u16", "s16", "b32", "s32", "f32", "b64", "s64"]), SIZES, SIZES,
+       st.lists(st.integers(0, 127), min_size=4, max_size=4))  # fmt: skip
+def test_a_function_gets_what_its_caller_stores(
+    kind: str, stored: tuple[int, ...], loaded: tuple[int, ...], values: list[int]
+) -> None:
+    """Four elements are stored and loaded in other groups; the function returns one number that is made of all."""
+    width = int(kind[1:]) // 8
+    register = f".b{max(16, 8 * width)}"
+    if width == 8 and 4 in stored + loaded:
+        return  # a vector has at most 16 bytes
+    sums = "".join(
+        f"cvt.u32.u{register[2:]} %x, %e{n}; and.b32 %x, %x, 127; mad.lo.u32 %s, %s, 128, %x; " if width != 4 else
+        f"mov.b32 %x, %e{n}; mad.lo.u32 %s, %s, 128, %x; " for n in range(4)
+    )  # fmt: skip
+    program = emulator.load(f""".version 8.0\n.target sm_80\n.address_size 64
+      .func (.param .b32 r) f (.param .align 16 .b8 p[32]) {{
+        .reg {register} %e<4>; .reg .b32 %x, %s;
+        {parts(loaded, "ld", kind, width)} mov.u32 %s, 0; {sums} st.param.b32 [r], %s; ret; }}
+      .visible .entry k(.param .u64 x) {{ .reg {register} %e<4>; .reg .b32 %a; .reg .b64 %o;
+        ld.param.u64 %o, [x];
+        {"".join(f"mov{register} %e{n}, {value}; " for n, value in enumerate(values))}
+        {{ .param .align 16 .b8 p[32]; {parts(stored, "st", kind, width)}
+           .param .b32 q; call (q), f, (p); ld.param.b32 %a, [q]; }}
+        st.global.u32 [%o], %a; ret; }}""")
+    memory = Memory()
+    out = memory.upload(np.zeros(1, np.uint32), "output")
+    assert program.launch("k", 1, 1, [out], memory=memory).reports == []
+    assert int(out.download()[0]) == sum(value << 7 * (3 - n) for n, value in enumerate(values))
 
 
 @pytest.mark.parametrize(("target", "kinds"), [("sm_80", []), ("sm_90", ["grid-dependency"])])
