@@ -116,6 +116,7 @@ def _sessions(
     from cudal2gen import results
     from cudal2gen.tuner import memory
     from cudal2gen.tuner.writing import crew, session
+    from cudal2gen.tuner.writing.lead import Lead
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.proof import CheckLimits
 
@@ -126,13 +127,14 @@ def _sessions(
     stored = results.trials(store) if store.is_file() else []
     sessions = []
     for problem in problems:
+        lead = Lead()  # shared by the problem's trajectories
         for chat in chats:
             incumbent = incumbents(problem)
             assert incumbent is not None
             current = session.Session(
                 problem, incumbent, chat, executor, memory.load(memory.lessons_path(trials.store)), limits,
                 partial(results.append, path=store), chat.run, profiler=profiler, metrics=_metrics(trials),
-                examine=examine,
+                examine=examine, lead=lead,
             )  # fmt: skip
             current.restore(stored)
             sessions.append(current)

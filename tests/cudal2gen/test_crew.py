@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,10 +18,17 @@ import pytest
 from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
-from cudal2gen.tuner.language_model import transcript
+from cudal2gen.tuner import memory
+from cudal2gen.tuner.executor import InProcess
+from cudal2gen.tuner.language_model import chat, transcript
+from cudal2gen.tuner.language_model.server import Endpoint
 from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange, Message
 from cudal2gen.tuner.writing import crew, page
-from scripts import writing_time
+from cudal2gen.tuner.writing.lead import Lead
+from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
+from cudal2gen.tuner.writing.proof import CheckLimits
+from cudal2gen.tuner.writing.session import Session, SessionLimits
+from scripts import writing_population, writing_time
 from tests import browser, processes
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.chat_server import Handler, serving
@@ -186,3 +194,56 @@ def test_a_simulated_gpu_is_busy_with_enough_sessions(monkeypatch: pytest.Monkey
     alone = writing_time.simulate(problems=2, at_once=1, cores=16)
     assert alone.busy == pytest.approx(2.7 / 80.7, rel=0.1)
     assert alone.hours == pytest.approx(2 * 400 * 80.7 / 3600, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_session_shows_the_faster_kernel_of_another_one_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    lead, trials, profiler = Lead(), list[Trial](), Profiler()
+    incumbent = device_texts.record(gemm())
+
+    def session(url: str, run: str) -> Session:
+        made = Session(
+            PROBLEM, incumbent, chat.connect(Endpoint(url, "scripted", seconds=30), tmp_path / "llm.jsonl", run=run),
+            InProcess(ModelledTimes(lambda _: incumbent, profiler)), memory.Memory((), tmp_path / "lessons.md"),
+            SessionLimits(rounds=1, kernels=1, bounds=CheckLimits(seconds=60, seed=1)), trials.extend, run,
+            say=lambda _: None, profiler=profiler, lead=lead,
+        )  # fmt: skip
+        made.restore(trials)
+        return made
+
+    slower, faster, fastest = f"  __syncthreads();\n{LOOP}", f"#pragma unroll 4\n{LOOP}", f"#pragma unroll 8\n{LOOP}"
+    script = (
+        writes({"patch": block(LOOP, slower)}),
+        writes({"patch": block(LOOP, faster)}),
+        # The third session copies the second one's kernel, and when it is told so it changes that kernel.
+        writes({"base": "best1", "patch": block(faster, f"// mine\n{faster}")}),
+        writes({"base": "best1", "patch": block(faster, fastest)}),
+    )
+    with serving(*script) as server:
+        sessions = [session(server.url, run) for run in ("first", "second", "third")]
+        *_, attempts = [one.run() for one in sessions]
+        assert [attempt.draft.text for attempt in attempts] == [gemm((LOOP, fastest))]
+        lead = Lead()
+        (again,) = session(server.url, "third").run()
+        assert (again.draft.text, again.reward) == (attempts[0].draft.text, attempts[0].reward)
+    assert len(server.requests) == 4, "the restart asks nothing"
+    assert len(trials) == 3
+
+
+def test_simulated_questions_show_what_each_way_says() -> None:
+    records = [device_texts.record(gemm(), PROBLEM.revised(m=m)) for m in (64, 128, 192, 256)]
+    fast, *slow = [
+        writing_population.Kernel(record, us) for record, us in zip(records, (1.0, 2.0, 3.0, 4.0), strict=True)
+    ]
+    assert len({kernel.cell for kernel in (fast, *slow)}) == 1
+    populations, rng = [slow, [fast]], random.Random(0)
+    shown = {name: select(populations, 0, rng) for name, select in writing_population.SELECTIONS.items()}
+    assert {name: kernels[0] is fast for name, kernels in shown.items()} == {
+        "separate": False, "common": True, "islands": False, "lead": True, "separate grid": False, "common grid": True,
+    }  # fmt: skip
+    assert shown["common grid"] == [fast], "a cell shows its fastest kernel only"
+    writing_population.migrate(populations)
+    assert [[kernel.us for kernel in kernels] for kernels in populations] == [[2.0, 3.0, 4.0, 1.0], [1.0, 2.0]]

@@ -112,8 +112,8 @@ ORDER = [
     "record_answers", "record_prompt", "llm_proposer", "exports", "concurrent_searches", "campaign", "progress",
     "curve", "benchmark", "ranking", "writing.patches", "writing.kernel_answers", "writing.contract", "writing.review",
     "writing.proof", "writing.evidence", "writing.counters", "writing.modelled", "writing.exemplars",
-    "writing.kernel_prompt", "writing.judging", "writing.rewarding", "writing.session", "writing.outcome",
-    "writing.crew", "writing.page",
+    "writing.kernel_prompt", "writing.judging", "writing.lead", "writing.rewarding", "writing.session",
+    "writing.outcome", "writing.crew", "writing.page",
 ]  # fmt: skip
 
 

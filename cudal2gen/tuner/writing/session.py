@@ -35,12 +35,15 @@ from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import evidence, exemplars, kernel_answers, kernel_prompt
 from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, CopiedText, Examination, Judge, examine
 from cudal2gen.tuner.writing.kernel_answers import Base, Draft
+from cudal2gen.tuner.writing.lead import Lead
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
 from kernelproof.ground.errors import UserError
 
 MAX_DRAWN, MAX_FAILURES = 4, 4  # most kernels in addition to the fastest, and most failures, in a prompt
 MAX_COMPLETE = 2  # most kernels in a prompt with their complete texts; the others are shown as diffs
+BEGUN_WITH = "begun with"  # name of the state that lists the trials of which a session's first start had attempts
+GUEST = "guest "  # prefix of the states that name the guest of a round
 MIN_GAIN = 1.01  # least speed over the incumbent's by modelled times that counts as faster
 
 
@@ -70,6 +73,7 @@ class Session:
     - ``executor`` times kernels that are proven right; ``store`` receives each trial.
     - ``metrics`` gives lines with a device profiler's metrics of a record.
     - ``examine``: ``judging.examine``, or a function that runs it in another process.
+    - ``lead``: the fastest kernel of all sessions on the problem, which they share.
     - ``say`` shows the user a line; ``pause`` waits for a number of seconds, and tests replace it.
     - ``unavailable``: the failure of the server because of which the session ended.
     """
@@ -87,11 +91,14 @@ class Session:
     metrics: Callable[[Record], Sequence[str]] = lambda _: ()
     examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = examine
     pause: Callable[[float], None] = time.sleep
+    lead: Lead = field(default_factory=Lead)
     attempts: list[Attempt] = field(default_factory=list)
     unavailable: Unavailable | None = None
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
     _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # answers of earlier starts, still to be used
     _earlier_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # their kernels' trials, by ``_key``
+    _other_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # other sessions' trials, by ``_key``
+    _guest: Attempt | None = None  # another session's kernel that the present question shows
     _best: float = 1.0  # speed of the fastest kernel of the question, over the incumbent's
 
     @cached_property
@@ -139,10 +146,11 @@ class Session:
         """Restores what earlier starts of the run stored: the incumbent, their answers and their trials. Kernels that
         already have a trial are not judged again.
 
-        Trials on this problem that were stored before this run's first one become attempts, if their texts still exist;
-        without stored answers, so do this run's own.
+        The trials on this problem that are there at the first start become attempts, if their texts still exist. Later
+        starts restore the same ones, and not those that other sessions have stored since.
         """
         history = self.chat.history
+        begun_with = history.state(self.problem, BEGUN_WITH)
         self._answers = deque(history.answers(self.problem))
         if fields := history.state(self.problem, INCUMBENT):
             with suppress(UserError):  # the record is illegal by today's rules, or its text is gone
@@ -150,9 +158,12 @@ class Session:
         for trial in trials:
             if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
                 continue
+            key = _key(trial)
+            if trial.run != self.run_name:
+                self._other_trials[key] = trial
             if trial.run == self.run_name and self._answers:
-                self._earlier_trials[_key(trial)] = trial
-            elif not self._earlier_trials:
+                self._earlier_trials[key] = trial
+            elif begun_with is None or key in begun_with["trials"]:
                 self._restore_attempt(trial)
         if self._answers:
             self._say(f"resumes with {len(self._answers)} stored answers and {len(self._earlier_trials)} stored trials")
@@ -177,6 +188,8 @@ class Session:
         """Runs all rounds and returns all attempts. Rounds that were answered in earlier starts count."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
+            keys = [_key(attempt.trial) for attempt in self.attempts]
+            self.chat.keep(self.problem, BEGUN_WITH, {"trials": keys})
         idle, number = 0, 1
         failure: Unavailable | None = None  # why the last question got no answer
         while number <= self.limits.rounds and idle < self.limits.patience:
@@ -210,6 +223,7 @@ class Session:
 
     def _round(self, number: int) -> None:
         """One question with its corrections. Raises Unavailable."""
+        self._guest = self._invite(number)
         bases, wanted = self._bases(), self.limits.kernels
         speeds = {label: self._speed(attempt) for label, attempt in self._contrast().items()}
         self._best = max([1.0, *speeds.values()])
@@ -287,6 +301,7 @@ class Session:
                 copy_rewards.append(attempt.reward)
                 continue
             self.attempts.append(attempt)
+            self.lead.offer(attempt)
             if self._earlier_trials.pop(_key(attempt.trial), None) is None:
                 self._keep(attempt)
                 self.say(f"round {number}: {_attempt_line(attempt)}")
@@ -309,23 +324,54 @@ class Session:
 
     # The question
 
+    def _invite(self, number: int) -> Attempt | None:
+        """The fastest kernel of the problem's other sessions, if it is faster than this session's own; else None.
+
+        It is stored by its key, so that a restart, which reads the stored answer of round ``number``, finds the kernel
+        that the answer may change.
+        """
+        if self._answers:
+            state = self.chat.history.state(self.problem, f"{GUEST}{number}") or {}
+            guest = self._restored_guest(state.get("trial", ""))
+        else:
+            fastest, own = self.lead.fastest, self.ranked
+            is_faster = fastest is not None and (not own or fastest.trial.cost < own[0].trial.cost)
+            guest = fastest if is_faster else None
+            self.chat.keep(self.problem, f"{GUEST}{number}", {"trial": _key(guest.trial) if guest else ""})
+        if guest is not None:
+            self._judge.add_known(guest.draft, guest.trial)
+        return guest
+
+    def _restored_guest(self, key: str) -> Attempt | None:
+        """The stored kernel of another session with this ``_key``; None if its record is now illegal, or its text is
+        gone."""
+        if (trial := self._other_trials.get(key)) is None:
+            return None
+        with suppress(UserError):
+            record = parse(trial.record)
+            return self._attempt_of_trial(Draft("incumbent", "", *kernel.as_text(record, "")), trial, record)
+        return None
+
     def _bases(self) -> dict[str, Base]:
         """The texts in a prompt by label: the incumbent and the kernels of ``_contrast``."""
         named = {label: Base(attempt.draft.text, attempt.draft.launch) for label, attempt in self._contrast().items()}
         return {"incumbent": self.base} | named
 
     def _contrast(self) -> dict[str, Attempt]:
-        """The fastest kernel and those that ``exemplars`` draws, by label.
+        """The fastest kernel and those that ``exemplars`` draws, by label. A guest takes the place of the last of them.
 
         Labels are "best" with a running number for the fastest and for those at least as fast as the incumbent, and
         "slow" with one for the others.
         """
         first, rest = self.ranked[:1], self.ranked[1:]
         drawn = exemplars.draw([self._speed(item) for item in rest], MAX_DRAWN, f"{self.run_name} {len(self.attempts)}")
+        shown = [*first, *(rest[index] for index in drawn)]
+        if self._guest is not None:
+            shown = [self._guest, *shown[:MAX_DRAWN]]
         labelled: dict[str, Attempt] = {}
         counts: Counter[str] = Counter()
-        for attempt in [*first, *(rest[index] for index in drawn)]:
-            kind = "best" if attempt is first[0] or self._speed(attempt) >= 1 else "slow"
+        for attempt in shown:
+            kind = "best" if attempt is shown[0] or self._speed(attempt) >= 1 else "slow"
             counts[kind] += 1
             labelled[f"{kind}{counts[kind]}"] = attempt
         return labelled
