@@ -336,12 +336,12 @@ CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
 // Returns a CTA's part of a cluster's tile. Tiles follow each other along one axis, in bands of a few tiles of the other axis, so
 // that clusters that run together share operands in the L2.
-CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
-  const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
-  const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
-  const int band = tile / (along * gemm.band) * gemm.band;
-  const int in_band = tile - band * along;
-  const int width = min(gemm.band, across - band);
+CUTE_DEVICE Tile tile_of(Gemm const& gemm, uint32_t tile, int rank) {
+  const uint32_t along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
+  const uint32_t across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
+  const uint32_t band = tile / (along * gemm.band) * gemm.band;
+  const uint32_t in_band = tile - band * along;
+  const uint32_t width = min(gemm.band, across - band);
   const int at_along = in_band / width, at_across = band + in_band % width;
   const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
   return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN};
@@ -534,6 +534,11 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
     }
     const Work work = work_of(gemm, item, rank);
 
+    // The tile is known before the wait; the loads behind it read what the previous kernel wrote. ptxas moves the wait above
+    // arithmetic, but not above a branch on its result. This one is always taken. For later tiles the wait returns at once.
+    if (work.row + work.col >= 0) {
+      wait_for_previous_kernel();
+    }
     for (int step = work.first; step < work.last; ++step) {
       const uint32_t stage = shared.stage(place.stage), full = leaders(shared.full(place.stage));
       wait(shared.empty(place.stage), place.parity ^ 1);
@@ -662,7 +667,6 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
   cluster_wait();
   __syncthreads();
   let_next_kernel_start();
-  wait_for_previous_kernel();
   const uint32_t columns = load_word(shared.columns());
   if (warp == 0) {
     if (elect_lane()) {
@@ -674,9 +678,11 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
     }
   } else if (warp == 3) {
     if (rank == 0 && elect_lane()) {
+      wait_for_previous_kernel();
       claim_items(shared);
     }
   } else if (warp >= 4) {
+    wait_for_previous_kernel();
     store_tiles(gemm, shared, rank, columns);
     fence_before_arrival();
   }
