@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kernelproof.sass import Graph, Loops, Role
 from tests.kernelproof.test_sass_registers import code, function
 
@@ -34,6 +36,17 @@ def test_a_loop_over_k_lies_in_one_over_tiles() -> None:
     assert (parts.main.mmas, parts.tiles.mmas) == (1, 1)
     assert [item.role for item in parts.all] == [Role.TILES, Role.MMA]
     assert parts.producer is None
+
+
+@pytest.mark.parametrize(("lines", "role"), [
+    ([MMA], Role.MMA), ([MMA, STORE], Role.TILES), (["LDGSTS.E.128 [R1], desc[UR4][R2.64]", STORE], Role.COPY),
+    (["UTMALDG.2D [UR8], [UR20]"], Role.COPY), ([STORE], Role.STORE), (["STS [R2], R1"], Role.STORE),
+    (["SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2"], Role.WAIT), (["IADD3 R1, R2, R3, RZ"], Role.OTHER),
+    (["SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2", *["IADD3 R1, R2, R3, RZ"] * 12], Role.OTHER),
+])  # fmt: skip
+def test_the_role_of_a_loop_follows_from_its_opcodes(lines: list[str], role: Role) -> None:
+    (loop,) = loops("MOV R0, 0x0", *lines, code("@P1 BRA", target=16), "EXIT").all
+    assert loop.role is role
 
 
 def test_a_loop_that_stores_in_every_iteration_is_one_over_tiles() -> None:
