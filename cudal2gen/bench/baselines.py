@@ -304,6 +304,7 @@ class VendorResources:
 
     @cached_property
     def workspace(self) -> torch.Tensor:
+        """The workspace, which is allocated at its first use."""
         return self.device.empty(WORKSPACE_BYTES // F16.bytes)
 
 
@@ -328,6 +329,7 @@ class Vendor(Baseline):
 
     @property
     def _workspace(self) -> torch.Tensor:
+        """The workspace that all baselines of the vendor share."""
         return self._shared.workspace
 
 

@@ -154,6 +154,7 @@ class TimeLeft:
 
     @property
     def _elapsed(self) -> float:
+        """Seconds since the beginning."""
         return self._now() - self._begin
 
 

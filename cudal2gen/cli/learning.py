@@ -118,4 +118,5 @@ def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None) -> str:
 
 
 def _progress(text: str) -> None:
+    """Prints a line about progress, on stderr."""
     print(text, file=sys.stderr, flush=True)

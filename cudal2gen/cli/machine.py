@@ -117,6 +117,7 @@ def _emulator() -> Check:
 
 
 def _packs(search: PackSearch) -> Check:
+    """Whether a pack can be used, and which are found."""
     details = [f"{gpu} of CUDA {opened.cuda} in {opened.directory}" for gpu, opened in search.packs.items()]
     details += search.notes
     usable = bool(search.packs) and not search.refused

@@ -50,6 +50,7 @@ def _rate(text: str) -> float:
 
 
 def _number(text: str, least: float) -> float:
+    """A finite number from ``least`` on. Raises ValueError."""
     value = float(text)
     if not least <= value < math.inf:
         raise ValueError(f"expected a number of at least {least:g}")
@@ -57,12 +58,14 @@ def _number(text: str, least: float) -> float:
 
 
 def _protocols() -> tuple[ProtocolName, ...]:
+    """The names that ``--timing protocol=`` takes."""
     from cudal2gen.results import ProtocolName
 
     return get_args(ProtocolName)
 
 
 def _baselines() -> tuple[str, ...]:
+    """The names that ``--baselines`` takes."""
     from cudal2gen.bench import baselines
 
     return (*baselines.DEFAULT_BASELINES, *baselines.OPTIONAL_BASELINES, *baselines.VARIANT_BASELINES, "none")
@@ -279,6 +282,7 @@ def _verify(paths: Sequence[Path]) -> None:
 
 
 def _check_exists(path: Path) -> None:
+    """Ends the command if there is no results file at this path."""
     if not path.is_file():
         refuse(f"no results file at {path}; `cudal2gen bench` on a GPU writes one")
 

@@ -24,6 +24,7 @@ PROBLEMS = 60  # how many problems of each published set are checked for the ran
 
 
 def _parts() -> tuple[str, ...]:
+    """The names that ``--part`` takes."""
     from cudal2gen.timing.evidence.section import PARTS
 
     return (*PARTS, CODE)

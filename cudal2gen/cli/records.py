@@ -89,6 +89,7 @@ def _available_records(gpu: str, stored: Sequence[Record]) -> str:
 
 
 def _line(record: Record) -> str:
+    """A record in a line of a list."""
     tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
     return (
         f"{record.gpu:8} {record.problem.types} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "

@@ -66,6 +66,7 @@ def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
 
 
 def _fieldset(family: str) -> Fieldset | None:
+    """The fields of a family; None if there is no such family."""
     return fieldset(FAMILIES[family]) if family in FAMILIES else None
 
 

@@ -43,6 +43,7 @@ TUNE_SELECTION = Offer(
 
 
 def _proposers() -> tuple[str, ...]:
+    """The names that ``--proposers`` takes."""
     from cudal2gen.tuner import named_proposers
 
     return named_proposers.NAMES

@@ -70,12 +70,12 @@ def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Re
 @lru_cache(maxsize=4)
 def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Record, ...]:
     """The records of a catalog's content. They are cached, since a command may load the catalog once per problem."""
-    lines = (
+    records = (
         (number, _parse(path, number, line))
         for number, line in _lines(path, content)
         if gpus is None or not (start := GPU_START.match(line)) or start[1] not in GPUS or start[1] in gpus
     )
-    return tuple(record for record in _by_problem(path, lines).values() if gpus is None or record.gpu in gpus)
+    return tuple(record for record in _by_problem(path, records).values() if gpus is None or record.gpu in gpus)
 
 
 def _by_problem(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, Record]:

@@ -129,6 +129,7 @@ class Artifact:
 
     @property
     def cubin(self) -> Path:
+        """The file of the machine code."""
         return self.directory / "kernel.cubin"
 
 

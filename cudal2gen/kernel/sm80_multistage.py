@@ -229,6 +229,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def ring_bytes(self) -> int:
+        """Shared memory of the stages of A and B."""
         return self.stages * self.step_bytes
 
     @property

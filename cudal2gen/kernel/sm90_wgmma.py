@@ -227,6 +227,7 @@ class Sm90Wgmma(Warpgroups):
 
     @property
     def reduces_in_cluster(self) -> bool:
+        """Whether the CTAs of a cluster sum slices of k in shared memory."""
         return self.reduce == "cluster"
 
     @property

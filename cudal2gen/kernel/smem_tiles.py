@@ -39,10 +39,12 @@ class SmemTiles(MmaTiles):
 
     @property
     def swizzle_a(self) -> Swizzle:
+        """The swizzle of the tile of A."""
         return self.swizzle_along_k if self.along_k.a else _swizzle_across(self._vectors_across[0])
 
     @property
     def swizzle_b(self) -> Swizzle:
+        """The swizzle of the tile of B."""
         return self.swizzle_along_k if self.along_k.b else _swizzle_across(self._vectors_across[1])
 
     @property

@@ -236,6 +236,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def ring_bytes(self) -> int:
+        """Shared memory of the stages of A and B."""
         return self.stages * self.step_bytes
 
     @property

@@ -104,6 +104,7 @@ class Cuda:
 
 
 def _current_stream(index: int) -> int:
+    """The handle of torch's current stream on a GPU."""
     import torch
 
     return int(torch.cuda.current_stream(index).cuda_stream)

@@ -55,18 +55,21 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
 def _matmul(
     level: int, a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> CallPlan:  # fmt: skip
+    """The plan of cudal2gen.matmul. ``level`` as for ``_read``."""
     return plan_matmul(_read(a, level), b, acc, out_dtype, level)
 
 
 def _linear(
     level: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
 ) -> CallPlan:  # fmt: skip
+    """The plan of cudal2gen.linear."""
     if activation is None:
         return plan_linear(_read(x, level), weight, bias, level)
     return plan_fused(_read(x, level), weight, bias, Epilogue(cast("Activation", activation), False, False), level)
 
 
 def _swiglu(level: int, x: torch.Tensor, w13: torch.Tensor) -> CallPlan:
+    """The plan of cudal2gen.swiglu."""
     return plan_fused(_read(x, level), w13, None, Epilogue("silu", True, False), level)
 
 
@@ -74,6 +77,7 @@ def _grouped_mm(
     level: int, mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> CallPlan:  # fmt: skip
+    """The plan of cudal2gen.grouped_mm."""
     return plan_grouped(_read(mat_a, level), mat_b, offs, bias, out_dtype, level)
 
 

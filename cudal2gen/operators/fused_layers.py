@@ -207,10 +207,12 @@ def _is_gathered(module: torch.nn.Module) -> bool:
 
 
 def _forward_sequential(module: torch.nn.Sequential, input: Any) -> Any:  # the name that torch gives it
+    """Replaces the forward of a Sequential."""
     return _run_chain(list(module._modules.values()), input)
 
 
 def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], *operands: Any, **named: Any) -> Any:
+    """Replaces the forward of a module whose parts of these names follow each other."""
     return _run_chain([module._modules[name] for name in names], _only(operands, named))
 
 

@@ -81,6 +81,8 @@ def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: 
 def _call_fused(
     tensors: dict[str, torch.Tensor | None], activation: str, gate: bool, batch_invariant: bool
 ) -> torch.Tensor:
+    """Calls the operator without pre-activations or the one with them, each in its batch-invariant form if asked
+    for."""
     names = overload_name("fused_linear", batch_invariant), overload_name("fused_linear_aux", batch_invariant)
     run = partial(_fused_linear, batch_invariant=True) if batch_invariant else _fused_linear
     return _call(names, run, tensors, activation, gate)
@@ -150,11 +152,13 @@ def plan_fused(
 def _gated_pair(
     x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool = False
 ) -> Any:  # fmt: skip
+    """Computes a gate of two weights by the plan of the call; ``aux``: and returns the pre-activations too."""
     dispatcher = current()
     return dispatcher.call(plan_pair(x, w1, w3, activation, aux), x, w1, w3)
 
 
 def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    """A gate of two weights, and its pre-activations."""
     return cast("Pair", _gated_pair(x, w1, w3, activation, aux=True))
 
 
@@ -193,10 +197,12 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
 def _own_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> torch.Tensor:  # fmt: skip
+    """A fused layer by torch's functions alone."""
     return own_fused(x, weight, bias, activation, gate)[0]
 
 
 def _own_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    """A gate of two weights and its pre-activations, by torch's functions alone."""
     return own_pair(x, w1, w3, activation), epilogues.join_columns(own_linear(x, w1), own_linear(x, w3))
 
 
@@ -206,6 +212,7 @@ def _own_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activatio
 def _fake_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> torch.Tensor:  # fmt: skip
+    """A tensor like the result, without values, as torch.compile needs it."""
     check_fused(x, weight, bias, activation, gate)
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (1 + gate)))
 
@@ -213,15 +220,18 @@ def _fake_linear(
 def _fake_linear_aux(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> Pair:  # fmt: skip
+    """Tensors like the result and the pre-activations."""
     return _fake_linear(x, weight, bias, activation, gate), x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 def _fake_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
+    """A tensor like the result."""
     check_gated_pair(x, w1, w3, activation)
     return x.new_empty((*x.shape[:-1], w1.shape[0]))
 
 
 def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    """Tensors like the result and the pre-activations."""
     return _fake_pair(x, w1, w3, activation), x.new_empty((*x.shape[:-1], 2 * w1.shape[0]))
 
 
@@ -238,11 +248,13 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+    """The gradients of a fused layer, whose pre-activations are computed again."""
     x, weight, bias = ctx.saved_tensors
     return _gradients(ctx, (x, weight, OPS[ctx.layer](x, weight, bias)), grad, None)
 
 
 def _linear_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor | None) -> tuple[Any, ...]:
+    """The gradients of a fused layer from its stored pre-activations."""
     return _gradients(ctx, ctx.saved_tensors, grad, grad_z)
 
 
@@ -264,18 +276,21 @@ def _gradients(
 
 
 def _keep_pair(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keeps for the backward pass the operands of a gate, and its pre-activations if it returned them."""
     x, w1, w3, ctx.activation = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, w1, w3, *(output[1:] if isinstance(output, tuple) else ()))
 
 
 def _pair_backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+    """The gradients of a gate, whose pre-activations are computed again."""
     x, w1, w3 = ctx.saved_tensors
     z = epilogues.join_columns(OPS["linear"](x, w1), OPS["linear"](x, w3))
     return _pair_gradients(ctx, x, (w1, w3), z, grad, None)
 
 
 def _pair_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor | None) -> tuple[Any, ...]:
+    """The gradients of a gate from its stored pre-activations."""
     x, w1, w3, z = ctx.saved_tensors
     return _pair_gradients(ctx, x, (w1, w3), z, grad, grad_z)
 
@@ -317,6 +332,7 @@ def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tens
 
 
 def _vmap_linear(batch_invariant: bool, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
+    """A fused layer under vmap. The result is batched along its first axis."""
     (d, _), _ = _vmap_linear_aux(batch_invariant, info, in_dims, *arguments)
     return d, 0
 
@@ -335,6 +351,7 @@ def _vmap_linear_aux(
 
 
 def _vmap_pair(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """A gate of two weights under vmap. The result is batched along its first axis."""
     (d, _), _ = _vmap_pair_aux(info, in_dims, *arguments)
     return d, 0
 

@@ -79,11 +79,13 @@ def _fake_grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    """A tensor like the result, without values, as torch.compile needs it."""
     check_grouped(a, b, offs, bias, out_dtype)
     return a.new_empty(grouped_shape(a, b, offs), dtype=out_dtype or a.dtype)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
+    """Keeps what the backward pass needs: of A and B, only an operand of a gradient that is asked for."""
     ctx.rows_by = overload_name("grouped_mm", batch_invariant)
     a, b, offs, bias, _ = inputs
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None, offs)

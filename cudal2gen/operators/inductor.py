@@ -66,6 +66,7 @@ def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor like the result, without values, as torch.compile needs it."""
     check_linear(x, weight, bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 

@@ -77,6 +77,7 @@ class OneKernel:
 
 
 def _no_kernel(reason: str) -> SharedKernel:
+    """The answer that no kernel serves all numbers of rows, and why."""
     return SharedKernel(None, reason, reason)
 
 
@@ -131,4 +132,5 @@ def _modelled_us(kernel: TableKernel, problem: Problem, numbers: Sequence[int] =
 
 
 def _at(problem: Problem, rows: int) -> Problem:
+    """The problem with this number of rows."""
     return problem.model_copy(update={"m": rows})

@@ -191,6 +191,7 @@ def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, in
 
 
 def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> ModelProduct:
+    """A product of a model, from its operands A (..,m,k) and B (..,k,n)."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     layout = AlongK(_in_rows(a), not _in_rows(b)).layout
     return ModelProduct(op, layout, int(m), int(n), int(k), name_of(a.dtype) or "f16")

@@ -133,6 +133,7 @@ def _matmul_out(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor,
     batch_invariant: bool = False,
 ) -> None:  # fmt: skip
+    """The operator that writes its result to ``out``."""
     check_no_gradient(a, b, out)
     _write(a, b, acc, out_dtype, out, batch_invariant)
 
@@ -236,6 +237,7 @@ def run_linear(
 def _fake_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:  # fmt: skip
+    """A tensor like the result, without values, as torch.compile needs it."""
     check_matmul(a, b, acc, out_dtype)
     return a.new_empty(result_shape(a.shape, b.shape), dtype=out_dtype or a.dtype)
 
@@ -243,12 +245,14 @@ def _fake_matmul(
 def _fake_matmul_out(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
 ) -> None:
+    """Checks a call that torch.compile traces, of which there is no result."""
     check_matmul(a, b, acc, out_dtype)
     check_out(a, b, out, out_dtype)
     check_no_gradient(a, b, out)
 
 
 def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor like the result, without values."""
     check_linear(x, weight, bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
@@ -265,6 +269,7 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 
 
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """The gradients of a product."""
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
     gradients = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows_by, ctx.columns)
@@ -318,6 +323,7 @@ def _in_columns(matrix: torch.Tensor) -> bool:
 
 
 def _adjoint(matrices: torch.Tensor) -> torch.Tensor:
+    """The matrices transposed, and conjugated if they are complex."""
     return matrices.mH if matrices.is_complex() else matrices.mT
 
 
@@ -327,6 +333,7 @@ def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
+    """Keeps what the backward pass needs: x or weight only if the gradient of the other is asked for."""
     x, weight, bias = inputs
     ctx.rows_by = overload_name("matmul", batch_invariant)
     ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
@@ -334,6 +341,7 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """The gradients of a linear layer."""
     x, weight = ctx.saved_tensors
     needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
     return linear_gradients(x, weight, grad, needs, ctx.rows_by)
@@ -360,12 +368,14 @@ def linear_gradients(
 
 
 def _vmap_matmul(product: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
+    """A product under vmap."""
     return vmapping.matmul(OPS[product], in_dims, *arguments)
 
 
 def _vmap_linear(
     product: str, layer: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any  # noqa: ARG001
 ) -> vmapping.Mapped:  # fmt: skip
+    """A linear layer under vmap."""
     return vmapping.linear(OPS[product], OPS[layer], in_dims, *arguments)
 
 

@@ -68,4 +68,5 @@ def _unknown_fields(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
 
 
 def _needs_newer(part: str, owner: str) -> str:
+    """Why a pack cannot be used with this version."""
     return f"needs {part} of {owner}: install a newer cudal2gen, or make the pack anew with this version"

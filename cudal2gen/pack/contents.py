@@ -166,4 +166,5 @@ def _problem_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(values: Mapping[str, Any]) -> str:
+    """Values by name in a line: name=value, separated by blanks."""
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -41,6 +41,7 @@ class Pack:
 
     @property
     def gpu(self) -> str:
+        """The GPU for which the kernels were chosen, such as a100."""
         return str(self.facts["gpu"])
 
     @property
@@ -50,6 +51,7 @@ class Pack:
 
     @property
     def library(self) -> Path:
+        """The path of the shared library."""
         return self.directory / LIBRARY
 
     @property

@@ -42,6 +42,7 @@ class BenchmarkProduct(NamedTuple):
 
     @property
     def sizes(self) -> str:
+        """The sizes as arguments of a call in Python."""
         return f"{self.m}, {self.n}, {self.k}"
 
     @property

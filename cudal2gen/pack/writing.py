@@ -96,4 +96,5 @@ Requires-Dist: cudal2gen>={since}
 
 
 def _urlsafe(content: bytes) -> str:
+    """A SHA-256 digest as RECORD of a wheel has it: in base64 for URLs, without padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

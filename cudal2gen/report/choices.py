@@ -234,6 +234,7 @@ def _stride_chart(rows: Sequence[Decisions]) -> Chart:
 
 
 def _values(rows: Sequence[Decisions], name: str) -> list[float]:
+    """A decision of all rows, as numbers."""
     return [float(getattr(row, name)) for row in rows]
 
 
@@ -246,8 +247,10 @@ def _medians(x: Sequence[float], y: Sequence[float]) -> list[list[float]]:
 
 
 def _label(name: str) -> str:
+    """A decision or size as an axis shows it."""
     return name if name == "stages" else name.upper()
 
 
 def _name(decision: str, size: str) -> str:
+    """The name of the picture of a decision against a size."""
     return f"{_label(decision)} against {_label(size)}"

@@ -159,6 +159,7 @@ class Group:
 
     @cached_property
     def _classes(self) -> list[SizeClass]:
+        """The size class of each measurement."""
         return [measurement.problem.size_class for measurement in self.measurements]
 
     def floor_us(self, measurement: Measurement) -> float:

@@ -203,6 +203,7 @@ def _statistics(summary: Summary) -> tuple[str, ...]:
 
 
 def _summaries(group: Group) -> list[tuple[str, Summary]]:
+    """The baselines of a group, each with a summary of the kernels' speedups, where there is one."""
     return [(name, summary) for name in group.baselines if (summary := group.summary(name))]
 
 

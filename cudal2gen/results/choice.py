@@ -75,6 +75,7 @@ class TableKernel:
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes m, n, k for which the kernel's record was made."""
         return Sizes(self.fields["m"], self.fields["n"], self.fields["k"])
 
     def distance(self, problem: Problem) -> float:
@@ -147,6 +148,7 @@ class Row(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes m, n, k."""
         return Sizes(self.m, self.n, self.k)
 
     @property
@@ -157,6 +159,7 @@ class Row(NamedTuple):
 
     @property
     def wins(self) -> bool:
+        """Whether a kernel was measured faster than the vendor beyond noise, by at least ``MARGIN``."""
         return self.kernel is not None and self.speedup[1] >= 1 + MARGIN
 
 
@@ -551,6 +554,7 @@ def row_of(problem: Problem, products: int, number: int, states: Mapping[str, Me
 
 
 def _speedup(row: Row) -> str:
+    """A speedup as text, with its interval and the state of the measurement."""
     value, low, high = row.speedup
     return f"{value:.3f}x [{low:.3f}, {high:.3f}] ({row.state})"
 

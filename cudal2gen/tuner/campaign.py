@@ -137,6 +137,7 @@ class _Campaign:
         self._stored, self._problems = plan.stored(executor.on), iter(plan.problems)
 
     def _out_of_time(self) -> bool:
+        """Whether the budget is spent; a campaign without one has time."""
         budget = self._plan.budget_seconds
         return budget is not None and time.monotonic() - self.state.start_time >= budget
 

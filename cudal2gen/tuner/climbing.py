@@ -142,10 +142,12 @@ class Costs:
         return CandidateScores(choices, inputs, np.concatenate([part.members for part in parts], 1))
 
     def _combinations(self, row: int) -> list[Choices]:
+        """All choices of the free decisions of one row."""
         widths = _widths(self.candidates, row)
         return [Choices(row, free) for free in itertools.product(*map(range, widths))]
 
     def _scores(self, choices: list[Choices]) -> CandidateScores:
+        """The inputs of these choices, and what the timing model says about each."""
         inputs = self.inputs(choices)
         return CandidateScores(choices, inputs, self.model.prior(inputs))
 

@@ -113,6 +113,7 @@ class Replay:
 
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
+        """By what a recorded trial is found."""
         # Compares all decisions. Record.kernel_key would need a Record, and so the recorded fields' validation.
         decisions = tuple(
             (field, repr(value)) for field, value in sorted(fields.items()) if field not in space.NO_DECISION

@@ -138,6 +138,7 @@ class Worker:
         return 2 if self._background_builds is None else IN_FLIGHT
 
     def _evaluate_compiled(self, job: EvaluationJob) -> list[Trial]:
+        """Evaluates a job after builds in the background have compiled its kernels."""
         if self._background_builds is not None:
             self._background_builds.wait(job.records)
         return self._evaluate(job)

@@ -31,6 +31,7 @@ MOST_SKIPPED = 16  # most rounds of a problem that are skipped after a useless a
 
 
 def _warn(text: str) -> None:
+    """Prints a warning, on stderr."""
     print(text, file=sys.stderr)
 
 
@@ -69,6 +70,7 @@ class _Background:
 
     @property
     def ended(self) -> bool:
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def result(self) -> list[Proposal]:
@@ -272,6 +274,7 @@ class LlmProposer(FixedStrategy):
         return ReadAnswer(fields, fault=fault, correction=correction), faults
 
     def _warn_once(self, text: str) -> None:
+        """Warns, unless it has warned of the same before."""
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(f"proposer llm: {text}")

@@ -261,6 +261,7 @@ def markdown(
 
 
 def _table(rows: Sequence[RankingScore], label: str) -> str:
+    """A table of regrets, with a confidence interval for each number of trials. ``label``: the head of a column."""
     cells = []
     for row in rows:
         regrets = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]

@@ -421,8 +421,10 @@ def parts(job: EvaluationJob, count: int) -> list[EvaluationJob]:
 
 
 def _lines(error: object) -> list[str]:
+    """An error's lines without blank ones; the name of its type if it has none."""
     return [line.strip()[:LONGEST_LINE] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def _first_line(error: object) -> str:
+    """The first line of an error."""
     return _lines(error)[0]

@@ -73,12 +73,13 @@ class Ensemble:
         output: Floats = product(second, a["w3"])[..., 0]
         return output, (first, second)
 
-    def gradients(self, inputs: Floats, error: Floats, hidden: tuple[Floats, ...]) -> dict[str, Floats]:
+    def gradients(self, inputs: Floats, error: Floats, units: tuple[Floats, ...]) -> dict[str, Floats]:
         """The gradients of the loss with respect to the trained arrays, by backpropagation.
 
-        ``error``: the gradient with respect to the outputs, of shape (members, rows). ``hidden``: see ``_forward``.
+        ``error``: the gradient with respect to the outputs, of shape (members, rows). ``units``: those of both hidden
+        layers, as ``_forward`` returns them.
         """
-        first, second = hidden
+        first, second = units
         at_output = error[..., None]
         at_second = at_output * self.arrays["w3"].transpose(0, 2, 1)
         at_second *= _slope(second)
@@ -130,6 +131,7 @@ def fit(
     seed: int = 0, hidden: int = HIDDEN,
 ) -> Ensemble:  # fmt: skip
     """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: number of problems of a step.
+    ``rate`` and ``decay``: the largest step and the weight decay of Adam. ``hidden``: units of each hidden layer.
 
     Members have different initial weights and random weights of problems, and member i is not trained on the problems
     whose number modulo ``members`` is i. So the spread of their predictions is large where data are scarce, and each
@@ -181,10 +183,10 @@ def _train(
         # The rate rises linearly over the first tenth of the steps, while a cosine lowers it to 0 at the end.
         step_rate = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
         block = inputs[step.rows][None]
-        output, hidden_units = network._forward(block)
+        output, units = network._forward(block)
         # The loss is half the weighted mean of the squared centred differences, and this is its gradient.
         error = centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
-        for name, gradient in network.gradients(block, error, hidden_units).items():
+        for name, gradient in network.gradients(block, error, units).items():
             _adam(network.arrays[name], gradient, moments[name], number, step_rate, decay)
 
 
@@ -215,6 +217,7 @@ def centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
 
 def _adam(array: Floats, gradient: Floats, moments: list[Floats], step: int, rate: float, decay: float) -> None:
     """One step of Adam with weight decay, in place. ``step`` counts from 1."""
+    # The first moment is a mean over about 10 steps, the second one over about 100.
     first, second = moments
     first *= 0.9
     first += 0.1 * gradient

@@ -130,4 +130,5 @@ def source_length(trial: Trial) -> int:
 
 @cache
 def _length(record: Record) -> int:
+    """The number of characters of a record's CUDA text."""
     return len(render(record))

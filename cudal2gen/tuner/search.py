@@ -299,6 +299,7 @@ def _refusals(search: Search, place: EvaluationPlace, proposals: Sequence[Propos
 
 
 def _evaluation(search: Search, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
+    """The evaluation of those proposals that are legal records."""
     records = tuple(proposal.record for proposal in proposals if proposal.record)
     return Evaluation(EvaluationJob(search.problem, records, effort), [])
 

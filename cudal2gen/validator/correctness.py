@@ -423,6 +423,7 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
 
 
 def _infinite(values: Array) -> Array:
+    """Where values are infinite."""
     infinite: Array = abs(values) == float("inf")
     return infinite
 

@@ -224,6 +224,7 @@ class Matrices:
         self._prepare(poison)
 
     def _generator(self, seed: int) -> torch.Generator:
+        """A generator of random numbers on the device of A."""
         import torch
 
         return torch.Generator(self._a.device).manual_seed(seed)

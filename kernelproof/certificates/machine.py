@@ -265,6 +265,7 @@ class Machine(GlobalPlaces):
 
     @property
     def size(self) -> int:
+        """The number of lanes."""
         return self.lanes
 
     def constant(self, what: Any, width: int = 4) -> Any:

@@ -82,6 +82,7 @@ class Program:
 
     @property
     def blocks(self) -> list[Block]:
+        """The blocks of the program's graph."""
         return self.graph.blocks
 
     def _piece(self, block: Block) -> Piece:

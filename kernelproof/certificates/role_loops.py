@@ -119,6 +119,7 @@ def is_wait(ins: Instr) -> bool:
 
 
 def _waits(block: Block) -> bool:
+    """Whether a block waits for an mbarrier."""
     return any(map(is_wait, block.all()))
 
 

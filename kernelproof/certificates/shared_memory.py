@@ -52,6 +52,7 @@ class Contents:
 
     @property
     def _arrays(self) -> tuple[Lanes, ...]:
+        """All arrays with an entry for each element."""
         return self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending
 
     def copied(self) -> Contents:

@@ -93,6 +93,7 @@ class SingleShotProof:
         check_counts(counts)
 
     def _title(self, rank: int) -> str:
+        """How a case names its CTA; empty without clusters."""
         return f", in CTA {rank} of a cluster" if self.ranks > 1 else ""
 
     def _executed(self, rank: int, tiles: int) -> tuple[ShotMachine, Reached]:
@@ -139,6 +140,7 @@ class SingleShotProof:
 
 
 def _tile(contract: Contract) -> Tile:
+    """The contract's tile, which every kernel of this kind has."""
     assert contract.tile is not None
     return contract.tile
 

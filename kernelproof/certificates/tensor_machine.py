@@ -82,6 +82,7 @@ class TensorMachine(TensorProducts):
             raise NotCertified("the permit to allocate is given back before the allocation, or by another cta_group")
 
     def _one_warp(self, m: Mask) -> Lanes:
+        """The lanes of the warp that executes this. Raises NotCertified if several do."""
         lanes = self._whole_warps(m)
         if len(lanes) != WARP:
             raise NotCertified("several warps allocate or free tensor memory")
@@ -213,6 +214,8 @@ class TensorMachine(TensorProducts):
         return ("cta", "arrival", "cluster") if self.pipeline.ranks > 1 else ("cta",)
 
     def _passed(self, barrier: str) -> None:
+        """Notes that the threads have met at a barrier of the end. Raises NotCertified if it is not the next one that
+        is due."""
         self.met = (*self.met, barrier)
         self.track.tensor = replace(self.track.tensor, fenced=False)
         if not self.joined or self.met != self.meetings[: len(self.met)]:

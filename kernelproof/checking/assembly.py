@@ -168,6 +168,7 @@ def _target(text: str, device: str) -> str:
 
 @cache
 def _version(ptxas: Path) -> str:
+    """What ptxas says about its version."""
     return process_tree.output([str(ptxas), "--version"])[1]
 
 

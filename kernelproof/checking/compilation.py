@@ -169,6 +169,7 @@ def text_file(text: str, suffix: str) -> Path:
 
 
 def _folder() -> Path:
+    """The folder of compiled programs."""
     return places.user_cache() / "check"
 
 

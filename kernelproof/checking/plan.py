@@ -204,6 +204,7 @@ def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpe
 
 
 def _extents(value: Sequence[int] | int) -> tuple[int, ...]:
+    """A size of a launch as a tuple."""
     return (value,) if isinstance(value, int) else tuple(value)
 
 

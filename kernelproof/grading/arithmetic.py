@@ -10,6 +10,8 @@ from kernelproof.ground.chips import WARP
 
 # The rank of a type is higher if its significand has more bits. Integers and types that are not listed have rank 0.
 RANKS = {"f64": 7, "f32": 6, "tf32": 5, "f16": 4, "bf16": 3, "e4m3": 2, "e5m2": 1}
+# Parts of opcodes: the sizes of a matrix instruction, a type, a scalar operation, an atomic sum, and an integer type at
+# the end.
 _TILE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _TYPE = re.compile(
     r"\.(f64|f32|tf32|f16x2|f16|bf16x2|bf16|e4m3x2|e4m3|e5m2x2|e5m2|e2m3|e3m2|e2m1|s8|u8|s4|u4|b1|s32)\b"

@@ -41,10 +41,12 @@ class ContractBuffer:
 
     @property
     def is_input(self) -> bool:
+        """Whether the kernel reads what is in the buffer at the launch."""
         return self.role in ("in", "inout")
 
     @property
     def is_output(self) -> bool:
+        """Whether the kernel's result is compared."""
         return self.role in ("out", "inout")
 
     def shape(self, shape: Shape) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class Format(NamedTuple):
 
     @property
     def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
         return self.significand > 0
 
     @property

@@ -53,7 +53,7 @@ class Expected:
     usual: Array | None = None
 
     def wrong(self, bits: Array) -> Array:
-        """A mask of the elements that differ by more than is allowed."""
+        """A mask of the elements that differ by more than is allowed. ``bits``: the output as it is stored."""
         undefined = np.isnan(self.values) if self.open and self.format.is_float else np.zeros(bits.shape, bool)
         return self._wrong(bits) & ~undefined
 
@@ -129,8 +129,8 @@ class Precision:
 def expected(
     values: Array, magnitude: Array | None, output: Format, tolerance: Tolerance, precision: Precision, shape: Shape
 ) -> Expected:
-    """Combine reference values with the tolerance. ``magnitude`` is the reference of the inputs' absolute values; it is
-    needed only if the tolerance has terms."""
+    """Combines reference values with the tolerance. ``magnitude`` is the reference of the inputs' absolute values; it
+    is needed only if the tolerance has terms."""
     if not output.is_float:
         return Expected(np.asarray(values), np.zeros(np.shape(values)), output, exact=True)
     values = np.asarray(values, np.float64)
@@ -156,11 +156,12 @@ def noise(item: Expected) -> Array:
     return expected(item.values, None, item.format, Tolerance(), Precision("f32", "f32"), {}).allowed
 
 
-def is_exact(bits: Mapping[str, Array], magnitude: Array, precision: Precision, output: Format) -> bool:
+def is_exact(inputs: Mapping[str, Array], magnitude: Array, precision: Precision, output: Format) -> bool:
     """Whether all inputs are whole numbers and all sums are exact in the accumulator.
 
-    Then every order of sums gives the same result, and the output must be the reference rounded once.
+    ``inputs``: the values of each buffer, in numbers of its type. ``magnitude``: the sum of the magnitudes of each
+    output's terms. Then every order of sums gives the same result, and the output must be the reference rounded once.
     """
     limit = F16.exact if precision.accumulator == "f16" else SINGLE_EXACT
-    integers = all(np.all(np.mod(array, 1) == 0) for array in bits.values() if array.dtype.kind == "f")
+    integers = all(np.all(np.mod(array, 1) == 0) for array in inputs.values() if array.dtype.kind == "f")
     return integers and output.is_float and bool(np.all(np.abs(magnitude) <= limit))

@@ -283,6 +283,7 @@ class CardFacts(NamedTuple):
 
     @property
     def sm(self) -> str:
+        """The architecture, such as sm_90."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
     @property

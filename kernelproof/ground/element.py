@@ -137,6 +137,7 @@ class Element:
 
     @property
     def _bias(self) -> int:
+        """What is added to an exponent before it is stored."""
         return (1 << (self.exponent - 1)) - 1
 
 

@@ -98,6 +98,7 @@ class _CubinKernel:
 
     @property
     def chip(self) -> Chip:
+        """The GPU for which the kernel is profiled."""
         return GPUS[self.gpu]
 
     @property
@@ -107,6 +108,7 @@ class _CubinKernel:
 
     @cached_property
     def ways(self) -> Ways:
+        """The ways through its machine code."""
         return Ways(self.function)
 
     @cached_property

@@ -24,6 +24,7 @@ REGISTER = re.compile(r"(?<![\w.])(UR|UP|R|P)(\d+)(\.64)?")
 
 
 def _names(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 

@@ -89,6 +89,7 @@ def _result(instruction: Instruction, values: Values) -> int | None:
 
 
 def _sum(sources: Sequence[int | None]) -> int | None:
+    """The sum of the terms; None if one is unknown."""
     return None if None in sources else sum(source for source in sources if source is not None)
 
 

@@ -88,6 +88,7 @@ class Contest:
 
     @property
     def _by_torch(self) -> Run:
+        """Torch's product of the contest: that of the call, or of plain matrices without its checks."""
         problem = self.problem
         if problem.fusion or problem.batched or problem.d != "same":
             return self._request.by_torch

@@ -129,6 +129,7 @@ class FirstRuns:
 
     @cached_property
     def _locks(self) -> Locks:
+        """The locks beside the file."""
         return Locks(self.file.parent, LOCKS)
 
     def _note(self, run: RunId, outcome: Literal["begun", Outcome], reason: str = "") -> None:

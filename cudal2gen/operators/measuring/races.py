@@ -157,6 +157,7 @@ class Autotuner:
             self._end()
 
     def _end(self) -> None:
+        """Forgets the race in the background, and with it frees its copies."""
         self._owner, self._steps = None, iter(())
 
     def race(self, table: Table, target: RaceTarget, contests: Contests) -> Iterator[None]:

@@ -159,6 +159,7 @@ def nearest_speedups(mnks: Sequence[str], speedups: Mapping[str, float], known: 
 
 
 def _extents(mnk: str) -> tuple[int, int, int]:
+    """m, n, k of a text such as 64_128_256."""
     m, n, k = map(int, mnk.split("_"))
     return m, n, k
 

@@ -285,6 +285,7 @@ class Chat:
         self._record(exchange)
 
     def _record(self, line: transcript.Line) -> None:
+        """Adds a line to the transcript, if there is one."""
         if self.path is not None:
             results.append([line], self.path)
 

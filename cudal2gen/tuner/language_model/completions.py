@@ -129,6 +129,7 @@ def _joined(content: object, kind: str) -> str:
 
 
 def _arguments(calls: Iterable[object]) -> Iterator[str]:
+    """The arguments of a message's calls of functions, as texts."""
     for call in calls:
         match call:
             case {"function": {"arguments": str(arguments)}} if arguments:
@@ -145,4 +146,5 @@ def _counts(usage: object) -> tuple[int, int] | None:
 
 
 def _string(value: object) -> str:
+    """The value if it is a text, else ""."""
     return value if isinstance(value, str) else ""

@@ -217,6 +217,7 @@ class ServerWire:
         return ""
 
     def _timeout(self, what: str) -> Unavailable:
+        """The error that something did not come in time."""
         seconds = f"{self._endpoint.seconds:g} s"
         return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; llm.seconds in --settings allows more")
 

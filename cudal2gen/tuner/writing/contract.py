@@ -57,6 +57,7 @@ def _reference(along_k: AlongK) -> Callable[[Array, Array], Array]:
 
 
 def _has_workspace(launch: Launch) -> bool:
+    """Whether a launch passes memory for partial sums."""
     if isinstance(launch, Tiles):
         return launch.split_k > 1
     return isinstance(launch, Tma) and (launch.reduce == "workspace" or launch.stream_k > 0)

@@ -86,6 +86,7 @@ def _counter_line(counters: Mapping[str, float]) -> Iterator[str]:
 
 
 def _advice(profile: Profile) -> Iterator[str]:
+    """The first items of advice of a profile, as lines."""
     for item in profile.advice[:MAX_ADVICE]:
         if not item.change.startswith("--set"):  # advice to change a record's field, which a written text does not have
             yield f"would help: {item.change}: {item.figure} {item.before:.4g} -> {item.after:.4g}"

@@ -133,11 +133,13 @@ class Judge:
         return self._attributed(trial)
 
     def _record(self, draft: Draft) -> Record:
+        """A draft's record. Its text is kept among the user's sources."""
         record = kernel.of_text(self.problem, draft.text, ORIGIN, draft.launch)
         catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
         return record
 
     def _remember(self, record: Record, draft: Draft, trial: Trial) -> None:
+        """Keeps a trial by its kernel's machine code and launch, so that an equal kernel is not tried again."""
         if trial.outcome != "compile error":
             (built,) = compiler.attempt([record])
             if isinstance(built, Artifact):
@@ -153,15 +155,18 @@ class Judge:
         return self._attempt(draft, trial, proven, record, best)
 
     def _illegal_attempt(self, draft: Draft, reason: str) -> Attempt:
+        """An attempt that is refused before it is compiled, and why."""
         digest = device_text.digest(draft.text)  # distinguishes illegal texts with the same launch
         fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
         trial = self._attributed(refusal_trial(self.executor, self.problem, fields, reason))
         return self._attempt(draft, trial, CheckResult("illegal", reason, reason), None, 1.0)
 
     def _attributed(self, trial: Trial) -> Trial:
+        """The trial with the proposer and the run of this session."""
         return trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
 
     def _attempt(self, draft: Draft, trial: Trial, proven: CheckResult, record: Record | None, best: float) -> Attempt:
+        """The attempt with its reward."""
         return Attempt(draft, trial, proven, record, self.reward_of(trial, best))
 
 

@@ -57,6 +57,7 @@ class FailedKernel(NamedTuple):
 
 @cache
 def _pages() -> Environment:
+    """The environment in which pages are rendered."""
     folder = places.shipped("templates")
     return Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, **SYNTAX)
 
@@ -75,6 +76,7 @@ def system() -> str:
 
 
 def _static_page(name: str) -> str:
+    """The text of a page that has no variables."""
     return (places.shipped("templates") / _FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 

@@ -55,6 +55,7 @@ def proposal(session: Session, winner: Attempt) -> str:
 
 
 def _row(attempt: Attempt) -> list[str]:
+    """An attempt as a row of a table."""
     trial = attempt.trial
     time = f"{trial.median_us:.2f} us" if trial.measured else ""
     return [trial.outcome, time, f"{attempt.reward:.3f}", _cell(attempt.draft.why), _cell(trial.reason)]

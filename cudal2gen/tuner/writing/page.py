@@ -117,6 +117,7 @@ def _curves(progress: Mapping[str, list[ProgressPoint]]) -> Iterator[Section]:
 
 
 def _text_rows(numbers: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
+    """Rows with the numbers as texts."""
     return tuple((name, str(number)) for name, number in numbers)
 
 

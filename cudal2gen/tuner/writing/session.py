@@ -288,6 +288,7 @@ class Session:
         return reward.over_incumbent(attempt.trial, self.limits.weights)
 
     def _say(self, text: str) -> None:
+        """Reports a line about progress."""
         self.say(f"writer: {text}")
 
     def _judge_drafts(self, drafts: Sequence[Draft], number: int) -> tuple[list[str], list[float]]:

@@ -105,11 +105,13 @@ def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> 
 
 # The two most frequent conversions have short versions: f16 to f32, and f32 to f16.
 def _widen_f16(raw: Array) -> Array:
+    """f16 to f32, as bits."""
     x = np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
     return (with_canonical_nan(x, np.isnan(x)) if has_nan(x) else x).view(np.uint32)
 
 
 def _narrow_f32(raw: Array) -> Array:
+    """f32 to f16, rounded to nearest, as bits."""
     x = raw.view(np.float32)
     out = x.astype(np.float16)
     return (with_canonical_nan(out, np.isnan(x)) if has_nan(x) else out).view(np.uint16)

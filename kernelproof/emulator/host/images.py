@@ -59,8 +59,8 @@ def entries(address: int) -> list[ImageEntry]:
     entry_address, end = address + header, address + header + size
     parts = []
     while entry_address < end:
-        # Entry: kind (2 bytes), version (2), size of its head (4), size of its payload (8); more fields at fixed
-        # offsets.
+        # Entry: kind (2 bytes), version (2), size of its head (4), size of its payload (8), size of the compressed
+        # content (4, at 16); at 28 the compute capability (4), at 40 flags (8), at 56 the size of the content (8).
         kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(entry_address, 16))
         sm = int.from_bytes(ctypes.string_at(entry_address + 28, 4), "little")
         flags = int.from_bytes(ctypes.string_at(entry_address + 40, 8), "little")

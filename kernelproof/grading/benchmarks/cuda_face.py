@@ -96,6 +96,7 @@ class Stream:
         self.unjoined = False
 
     def wait_stream(self, stream: Stream) -> None:
+        """Counts the work of the other stream as waited for."""
         stream.unjoined = False
 
     def wait_event(self, event: Event) -> None:

@@ -28,8 +28,8 @@ class RoomDevice(SessionHooks):
     ``obstacles``: why something could not be executed; a solution may have caught the exception, so it is kept here.
     ``constants``: the numbers with which executed kernels compare values. ``outcomes``: the results of comparisons of
     loaded values. ``windows``: what is wrong with instructions that read where the device has its windows of shared and
-    local memory. ``storages``: the buffer and a tensor of each
-    storage, by address. ``pointer_tensors``: tensors whose address Python code has asked for.
+    local memory. ``storages``: the buffer and a tensor of each storage, by address. ``pointer_tensors``: tensors whose
+    address Python code has asked for.
     """
 
     def __init__(self, chip: Chip, ledger: Ledger) -> None:

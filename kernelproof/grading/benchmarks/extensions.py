@@ -222,4 +222,5 @@ def _message(text: str) -> bytes:
 
 
 def _text(sources: str | Sequence[str] | None) -> str:
+    """The sources of an extension as one text."""
     return sources if isinstance(sources, str) else "\n".join(sources or ())

@@ -114,5 +114,6 @@ def _tolerances(text: str) -> tuple[float, float]:
 
 
 def _read(path: Path) -> str:
+    """The text of a file. Raises WrongInput."""
     with reading(path):
         return path.read_text()

@@ -39,6 +39,7 @@ class Tensor(NamedTuple):
 
     @property
     def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
         return self.type in FLOATS
 
     def values(self) -> Array:
@@ -61,6 +62,7 @@ def send(file: int, message: Message, tensors: Sequence[Tensor] = ()) -> None:
 
 
 def _write(file: int, data: bytes) -> None:
+    """Writes all bytes."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

@@ -153,6 +153,7 @@ class _ValueUses:
 
 
 def _is_swap(ins: Instr) -> bool:
+    """Is this an atomic compare-and-swap?"""
     return ins.base == "atom" and "cas" in ins.parts
 
 

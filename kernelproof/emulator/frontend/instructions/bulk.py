@@ -66,6 +66,7 @@ def copy(e: Emitter, ins: Instr) -> None:
 
 
 def _is_multicast(ins: Instr) -> bool:
+    """Does this copy write to several CTAs of a cluster?"""
     return any(p.split(":")[0] == "multicast" for p in ins.parts)
 
 

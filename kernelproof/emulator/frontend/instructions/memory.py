@@ -102,11 +102,13 @@ def copy_access(ins: Instr, space: str) -> int:
 
 
 def _from_param(ins: Instr) -> bool:
+    """Does this load read a kernel's parameter by name?"""
     mem = ins.operands[1]
     return space_of(ins) == "param" and isinstance(mem, Mem) and isinstance(mem.base, Sym)
 
 
 def _polls(ins: Instr) -> bool:
+    """May other threads change what this load reads, so that a loop around it waits?"""
     return not _READ_POLLS.isdisjoint(ins.parts)
 
 

@@ -10,6 +10,7 @@ _OPERATIONS = ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax", "vset")
 
 
 def _has_pairs(parts: tuple[str, ...]) -> bool:
+    """Are the operands pairs of 16-bit integers?"""
     # The modifier .relu may follow the type.
     return not {"u16x2", "s16x2"}.isdisjoint(parts)
 
