@@ -98,6 +98,7 @@ FAULTS: dict[str, Edit] = {
     "a swizzle with another base": Edit(MODE, str(int(MODE) | 1 << 49), 0, PLAIN),
     "bits 46 to 48 are those of wgmma": Edit(MODE, str(int(MODE) ^ 1 << 46), 0, PLAIN),
     "A's block of k is another one": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2;(?=\s*cvt\.u64)", r"\g<1>4;", 0, PLAIN),
+    "B's block of k is another one": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2;(?=\s*cvt\.u64)", r"\g<1>4;", 1, PLAIN),
     "stages are 16 bytes too close": Edit(r"(mul\.lo\.s32 \s*%r\d+, %r\d+, )1280;", r"\g<1>1279;", 0, PLAIN),
     "an instruction of 16 columns": Edit(FORM, OTHER.format(134742032 - (2 << 17)), 0, PLAIN),
     "an instruction of 64 rows": Edit(FORM, OTHER.format(134742032 - (4 << 24)), 0, PLAIN),
