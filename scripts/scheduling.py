@@ -1,6 +1,7 @@
 """Finds how ptxas makes an instruction wait for the registers of earlier ones, for kernelproof/sass/scheduling.json.
 
-    python scripts/scheduling.py FOLDER...      reads every cubin in the folders; give ptxas's own, unmodified output
+    python scripts/scheduling.py FOLDER...          reads the cubins in folders: ptxas's own, unmodified output
+    python scripts/scheduling.py FOLDER... --add    adds what they show to the stored facts, which other cubins showed
 
 An opcode needs a scoreboard for its result if ptxas ever gives it one, and reads operands late if ptxas ever gives it a
 scoreboard for operands. Neither holds if the corpus has an instruction of this opcode whose register is accessed
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
@@ -32,6 +34,7 @@ LEAST_SUPPORT = 3  # a kind of producer counts if at least this many pairs have 
 SUPPORT, ENOUGH = 20, 500  # a bound counts if at least SUPPORT of at least ENOUGH pairs have it
 Distances = dict[tuple[str, str], Counter[int]]  # kind of producer and role of the reader -> cycles
 Studies = dict[str, "Study"]  # by architecture
+Row = dict[str, Any]  # the facts of an architecture, as scheduling.json has them
 
 
 class Study:
@@ -149,6 +152,31 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
     return table
 
 
+def added(old: Row, found: Row, study: Study) -> Row:
+    """The facts of an architecture that hold for two corpora: ``old``, those that are stored, and ``found``, those of
+    ``study``.
+
+    An opcode that is accessed without a wait in either corpus needs none. As the stored facts do not say which opcodes
+    that were, none is added. Of two bounds the lower one holds, and so does a distance that is less, however rare.
+    """
+    uses = {"scoreboards": "result", "late": "operand", "late_uniform": "uniform"}
+    opcodes = {
+        name: " ".join(opcode for opcode in old[name].split() if (opcode, use) not in study.unguarded)
+        for name, use in uses.items()
+    }
+    table: dict[str, dict[str, int]] = {}
+    for producer in sorted(old["latencies"].keys() | found["latencies"].keys()):
+        rows = [row for row in (old["latencies"].get(producer), found["latencies"].get(producer)) if row]
+        shortest = {
+            role: min(cycles) for (name, role), cycles in study.distances.items() if name == producer and role != ANY
+        }
+        roles = sorted({role for row in rows for role in row} - {ANY})
+        table[producer] = {
+            role: min(*(row[role] for row in rows if role in row), shortest.get(role, FOLLOWED)) for role in roles
+        } | {ANY: min(row[ANY] for row in rows)}
+    return {**opcodes, "latencies": table}
+
+
 def merge(studies: Studies, found: Studies) -> None:
     """Adds the studies of one cubin to those of all."""
     for sm, study in found.items():
@@ -164,6 +192,7 @@ def cubins(folders: Iterable[Path]) -> Iterator[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("folders", type=Path, nargs="+", help="folders with cubins, searched to any depth")
+    parser.add_argument("--add", action="store_true", help="keep the stored facts that the cubins do not contradict")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     files = list(cubins(options.folders))
@@ -173,16 +202,28 @@ def main() -> None:
             merge(studies, found)
         for found in pool.map(partial(access_studies, dict(studies)), files, chunksize=8):
             merge(studies, found)
-    ordered = sorted(studies.items())
-    facts = {sm: row(study) for sm, study in ordered}
-    corpus = {sm: f"{study.functions} functions, {study.instructions} instructions" for sm, study in ordered}
-    written = {"ptxas": toolchain.discover().nvcc_version, "corpus": corpus, "facts": facts}
+    store(studies, json.loads(TABLE.read_text()) if options.add else {"corpus": {}, "facts": {}})
+
+
+def store(studies: Studies, old: dict[str, Any]) -> None:
+    """Writes the table: what ``studies`` and the facts of ``old`` show together."""
+    corpus, facts = dict(old["corpus"]), dict(old["facts"])
+    for sm, study in studies.items():
+        facts[sm] = added(facts[sm], row(study), study) if sm in facts else row(study)
+        before = map(int, re.findall(r"\d+", corpus.get(sm, "0 0")))
+        functions, instructions = map(sum, zip(before, (study.functions, study.instructions), strict=True))
+        corpus[sm] = f"{functions} functions, {instructions} instructions"
+    written = {
+        "ptxas": toolchain.discover().nvcc_version,
+        "corpus": dict(sorted(corpus.items())),
+        "facts": dict(sorted(facts.items())),
+    }
     text = json.dumps(written, indent=1)
     # Each innermost object is put on one line.
     TABLE.write_text(re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n")
 
 
-def row(study: Study) -> dict[str, object]:
+def row(study: Study) -> Row:
     """The facts of an architecture as they are stored."""
 
     def guarded(opcodes: set[str], register_use: str) -> str:
