@@ -88,6 +88,8 @@ class Study:
         for dependency in flight.dependencies():
             earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
             if dependency.kind is DependencyKind.FIXED:
+                if earlier.name == "R2UR" and not dependency.registers & UNIFORM:
+                    continue  # its predicate is there sooner than the uniform register, whose bound is wanted
                 column = latency_column(earlier, later, dependency.registers, function.sm)
                 self.distances[latency_row(earlier, function.sm), column][dependency.cycles] += 1
             elif dependency.kind is not DependencyKind.OPERAND:

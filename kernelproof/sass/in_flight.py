@@ -183,6 +183,8 @@ class InFlight:
             if found is not None:
                 self._find(at, step, state, found)
             self._issue(at, step, state)
+            if self.code[at].name == "USETMAXREG":
+                state.fixed_results = {}  # its scoreboard is waited for, which takes longer than any fixed latency
             if drains(self.code[at]):
                 pending = state.late_operands.items()
                 state.late_operands = {key: age for key, age in pending if self._steps[key[0]].queues[1] != MEMORY}
