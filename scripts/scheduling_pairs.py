@@ -22,6 +22,7 @@ from scripts.latencies import PRODUCERS, READERS
 
 SEED = 31
 DRAWS, RARE_DRAWS = 2, 12  # kernels of each pair, and of one with a reader that is rare in programs (``RARE``)
+UNIFORM_DRAWS = 24  # kernels of each pair in uniform registers, of which there are fewer producers
 PER_FILE = 1000
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 HEAD = """.version 9.0
@@ -178,7 +179,7 @@ def bodies(sm: str) -> Iterator[str]:
                 yield f"{before} {first} {reader.replace('{r}', '%r0')}"
     for reader in (UNIFORM_READERS | (HOPPER_UNIFORM_READERS if hopper else {})).values():
         for producer in UNIFORM_PRODUCERS.values():
-            for _ in range(RARE_DRAWS):
+            for _ in range(UNIFORM_DRAWS):
                 names = {"n": draw.randrange(1, 200), "m": draw.randrange(1, 9)}
                 sources = draw.sample(("%s0", "%s1", "%s2", "%s4"), 2)
                 before = draw.choice(list(UNIFORM_PRODUCERS.values())).format(x="%s1", y="%s2", r="%s4", **names)
