@@ -163,8 +163,8 @@ class TensorProducts:
     def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
         """Check that another CTA has started, and record asynchronous work on its memory, which it must outlive."""
         if self.hazards:
-            self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
-            self.remote_work.setdefault(row, {})[issuer.column] = tick, site
+            self.peers.visit(row, np.array([issuer.thread]), site, remember=False)
+            self.remote_work.setdefault(row, {})[issuer.agent] = tick, site
 
     # --- places in tensor memory ---
 
@@ -210,7 +210,7 @@ class TensorProducts:
     ) -> tuple[Array, Array] | None:
         """The values of A of each CTA, shape (CTAs, rows of A, 16), and of B, shape (16, n); None, and a report, if
         they cannot be read."""
-        a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
+        a, b, height = int(operands.a[issuer.thread]), int(operands.b[issuer.thread]), kind.m // len(rows)
         if operands.a_in_tensor_memory:
             from_tensor_memory = self._tensor_memory_a(a, kind, height, rows, issuer, site)
             shared = self.shared_operands.read(kind, None, b, rows, issuer, site)
@@ -234,11 +234,11 @@ class TensorProducts:
                 f"A at lane {first} of tensor memory for M {kind.m}: it is not K-major, does not begin at lane 0, or "
                 "has M 128 in a pair of CTAs"
             )
-            self.batch.report_lane(RULE, text, site, issuer.lane)
+            self.batch.report_lane(RULE, text, site, issuer.thread)
             return None
         place = AccumulatorPlace(rows, first, column, 8, halved)
         for row in rows:
-            if not self._is_owned(row, column, 8, "A", issuer.lane, site):
+            if not self._is_owned(row, column, 8, "A", issuer.thread, site):
                 return None
             self.memory.product_read(place.region(row), issuer, site)
         words = np.ascontiguousarray(self._view(place).reshape(len(rows), height, 8))

@@ -105,10 +105,10 @@ class SharedOperands:
         """The part of an operand in every CTA; empty, and a report, if it cannot lie there."""
         fields, wrong = strides(bits)
         if fields is None:
-            self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
+            self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.thread)
             return []
         place = pattern(fields, height, rows_contiguous)
-        if not self.shared.fits(place.low, place.high, issuer.lane, site):
+        if not self.shared.fits(place.low, place.high, issuer.thread, site):
             return []
         out = []
         for row in rows:
@@ -121,12 +121,12 @@ class SharedOperands:
 
     def _tag(self, places: ProductOperands, issuer: Issuer, site: int) -> None:
         """Check and tag the reads of operands."""
-        written = self.shared.product_reads(places.combined, issuer.lane, issuer.column)
+        written = self.shared.product_reads(places.combined, issuer.thread, issuer.agent)
         if written is not None:
             self._check_fence(*written, issuer, site)
             return
         for row, elements, reader in places.parts:
-            self.shared.async_read(elements, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
+            self.shared.async_read(elements, issuer.thread, row, reader, site, "tcgen05.mma", issuer.agent)
             if row == issuer.row:
                 self._check_fence(*self.shared.last_write(int(elements.indices[0])), issuer, site)
 
@@ -135,8 +135,8 @@ class SharedOperands:
         tcgen05.fence::after_thread_sync. ``column``, ``tick``: the writer's column of the clocks (-1: nobody has
         written), and when it wrote."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
-        if column in (own, -1) or tick < self.clocks.fence_clock_of(issuer.lane)[column]:
+        if column in (own, -1) or tick < self.clocks.fence_clock_of(issuer.thread)[column]:
             return
-        if tick < self.clocks.of_lane(issuer.lane)[column]:
+        if tick < self.clocks.of_lane(issuer.thread)[column]:
             text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"
-            self.batch.report_lane("tcgen05-fence", text, site, issuer.lane)
+            self.batch.report_lane("tcgen05-fence", text, site, issuer.thread)

@@ -8,6 +8,10 @@ tcgen05.fence::after_thread_sync:
 - A tcgen05.ld or .st is complete for its own warp after that warp's tcgen05.wait. For other warps it is complete after
   the warp has also executed tcgen05.fence::before_thread_sync and synchronised with them.
 - Products of one thread into the same accumulator, with the same shape, need none of this.
+
+In this file a *lane* and a *column* are places in tensor memory, and a *row* is a CTA's number in the batch. A *thread*
+is a lane of the batch. An *agent* is a column of the vector clocks (``TensorClocks``): it says whose access it was, a
+warp's tcgen05.mma or its tcgen05.ld and .st.
 """
 
 from __future__ import annotations
@@ -27,11 +31,14 @@ LANES, COLUMNS = 128, 512
 GROUP_LANES = 16
 GROUPS = LANES // GROUP_LANES
 LOAD, STORE = 0, 1
-UNFENCED = "no tcgen05.fence::after_thread_sync follows the synchronisation that says so"
+UNFENCED = (
+    "the access has ended, but no tcgen05.fence::after_thread_sync follows the synchronisation that tells this thread"
+)
 
 
 class Region(NamedTuple):
-    """Columns [low, high) in groups of 16 lanes of a row's tensor memory."""
+    """Columns [low, high) of some groups of 16 lanes, in the tensor memory of one CTA. ``row``: the CTA's number in the
+    batch."""
 
     row: int
     groups: slice
@@ -45,20 +52,21 @@ class Region(NamedTuple):
 
 
 class Issuer(NamedTuple):
-    """The thread that issues a tcgen05.mma: its lane of the batch, its row and warp, and its column of the clocks."""
+    """The thread that issues a tcgen05.mma: its number in the batch, its CTA's row, its warp in the CTA, and the agent
+    of its products in the clocks."""
 
-    lane: int
+    thread: int
     row: int
     warp: int
-    column: int
+    agent: int
 
 
 class PriorAccesses(NamedTuple):
     """The last earlier accesses to the cells of a region, in arrays with one element per cell: their ticks (0: no
-    access), their columns of the clocks, and their instructions. ``kind``: LOAD for reads, STORE for writes."""
+    access), their agents, and their instructions. ``kind``: LOAD for reads, STORE for writes."""
 
     ticks: Array
-    columns: Array
+    agents: Array
     sites: Array
     kind: int
 
@@ -66,9 +74,9 @@ class PriorAccesses(NamedTuple):
 class TensorMemory:
     """The tensor memory of a batch.
 
-    Each cell (a column of 16 lanes) has tags: tick, column of the clocks and instruction of the last write, of the last
-    read by a tcgen05.mma, and of the last tcgen05.ld by each warp that may touch it. A tick of 0 means that there was
-    no such access. ``forms``: a number for the shape and accumulator of the product that wrote the cell.
+    Each cell (a column of 16 lanes) has tags: tick, agent and instruction of the last write, of the last read by a
+    tcgen05.mma, and of the last tcgen05.ld by each warp that may touch it. A tick of 0 means that there was no such
+    access. ``forms``: a number for the shape and accumulator of the product that wrote the cell.
 
     Warp w may touch only the 32 lanes from 32 * (w % 4) on. So of the warps 4 * slot to 4 * slot + 3, exactly one may
     touch a given cell, and it is enough to keep the last load per slot.
@@ -123,7 +131,7 @@ class TensorMemory:
         if not self.hazards:
             return
         cells, row = region.cells, region.row
-        self._check_written(region, self._lane(row, warp), site)
+        self._check_written(region, self._first_thread(row, warp), site)
         self._check_access(region, self._writes(region), warp, site, "reads", "wrote")
         slot = row, warp // 4, *cells[1:]
         self.load_ticks[slot], self.load_sites[slot] = self.launch.tick, site
@@ -145,8 +153,8 @@ class TensorMemory:
         if not self.pending_ticks[row, warp, kind]:
             self.pending_ticks[row, warp, kind] = self.launch.tick
 
-    def _lane(self, row: int, warp: int) -> int:
-        """The first lane of a warp in the batch."""
+    def _first_thread(self, row: int, warp: int) -> int:
+        """The number in the batch of a warp's first thread."""
         return row * self.batch.width + 32 * warp
 
     # --- accesses of products ---
@@ -157,42 +165,42 @@ class TensorMemory:
         if not self.hazards:
             return
         row = region.row
-        key = region, issuer.column, form, int(self.changes[row])
+        key = region, issuer.agent, form, int(self.changes[row])
         # The usual case: the same product again, with no other access since.
         if self.last_product.get(row) == key:
             self.write_ticks[region.cells] = self.launch.tick
             return
         if accumulates:
-            self._check_written(region, issuer.lane, site)
+            self._check_written(region, issuer.thread, site)
         writes = self._writes(region)
-        same = (writes.columns == issuer.column) & (self.forms[region.cells] == form)
+        same = (writes.agents == issuer.agent) & (self.forms[region.cells] == form)
         self._check_product(region, writes._replace(ticks=np.where(same, 0, writes.ticks)), issuer, site, "overwrites")
         for prior in self._reads(region):
             self._check_product(region, prior, issuer, site, "overwrites")
-        self._tag_write(region, issuer.column, form, site)
+        self._tag_write(region, issuer.agent, form, site)
         self.changes[row] += 1
-        self.last_product[row] = region, issuer.column, form, int(self.changes[row])
+        self.last_product[row] = region, issuer.agent, form, int(self.changes[row])
 
     def product_read(self, region: Region, issuer: Issuer, site: int) -> None:
         """Check and tag the read of A by a tcgen05.mma."""
         if not self.hazards:
             return
-        self._check_written(region, issuer.lane, site)
+        self._check_written(region, issuer.thread, site)
         self._check_product(region, self._writes(region), issuer, site, "reads")
         cells = region.cells
-        self.read_ticks[cells], self.readers[cells] = self.launch.tick, issuer.column
+        self.read_ticks[cells], self.readers[cells] = self.launch.tick, issuer.agent
         self.read_sites[cells] = site
         self.changes[region.row] += 1
 
-    def _tag_write(self, region: Region, column: int, form: int, site: int) -> None:
+    def _tag_write(self, region: Region, agent: int, form: int, site: int) -> None:
         """Tag the cells of a region with a write at this tick."""
         cells = region.cells
-        self.write_ticks[cells], self.writers[cells] = self.launch.tick, column
+        self.write_ticks[cells], self.writers[cells] = self.launch.tick, agent
         self.write_sites[cells], self.forms[cells] = site, form
 
     # --- checks ---
 
-    def _check_written(self, region: Region, lane: int, site: int) -> None:
+    def _check_written(self, region: Region, thread: int, site: int) -> None:
         """Report a read of cells that were never written."""
         missing = self.write_ticks[region.cells] == 0
         if missing.any():
@@ -200,7 +208,7 @@ class TensorMemory:
             first = (region.groups.start + group * (region.groups.step or 1)) * GROUP_LANES
             last = first + GROUP_LANES - 1
             text = f"reads column {region.low + column} of lanes {first} to {last}, which nobody has written"
-            self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
+            self.batch.report_lane("uninitialised-tensor-memory", text, site, thread, doubtful=True)
 
     def _writes(self, region: Region) -> PriorAccesses:
         """The last writes of a region."""
@@ -218,9 +226,9 @@ class TensorMemory:
             if ticks.any():
                 # Warp w may touch lanes 32 * (w % 4) and the next 31, two groups of 16, so slot and group determine it.
                 warps = np.minimum(4 * slot + groups // 2, self.batch.warps_per_cta - 1)
-                columns = self.clocks.access_column(row, 0) + warps
+                agents = self.clocks.access_column(row, 0) + warps
                 sites = self.load_sites[row, slot][cells[1:]]
-                yield PriorAccesses(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
+                yield PriorAccesses(ticks, np.broadcast_to(agents[:, None], ticks.shape), sites, LOAD)
 
     def _check_access(
         self, region: Region, prior: PriorAccesses, warp: int, site: int, verb: str, earlier: str
@@ -229,28 +237,28 @@ class TensorMemory:
         needed. After other accesses, a fence is needed that follows the synchronisation which orders them. ``verb``,
         ``earlier``: words for the access and for the earlier accesses in reports."""
         clocks, row = self.clocks, region.row
-        own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
-        lane = self._lane(row, warp)
+        own = (prior.agents == clocks.access_column(row, warp)) & (prior.ticks > 0)
+        thread = self._first_thread(row, warp)
         if own.any() and (verb, earlier) != ("reads", "reads"):
             bad = own & (prior.ticks >= self.wait_ticks[row, warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
-                why = f"no tcgen05.wait::{name} follows it"
-                self._report(region, prior, bad, lane, site, f"{verb} what this warp's tcgen05.{name} {earlier}: {why}")
-        self._check(region, prior, ~own, clocks.fence_clocks[row, warp], clocks.ticks[row, warp], lane, site, verb)
+                text = f"{verb} what this warp's tcgen05.{name} {earlier}: no tcgen05.wait::{name} follows it"
+                self._report(region, prior, bad, thread, site, text)
+        self._check(region, prior, ~own, clocks.fence_clocks[row, warp], clocks.ticks[row, warp], thread, site, verb)
 
     def _check_product(self, region: Region, prior: PriorAccesses, issuer: Issuer, site: int, verb: str) -> None:
         """Check an access of a tcgen05.mma against earlier ones, by the rules of ``_check_access``."""
         clocks = self.clocks
-        own = prior.columns == clocks.access_column(issuer.row, issuer.warp)
+        own = prior.agents == clocks.access_column(issuer.row, issuer.warp)
         if own.any():
             bad = own & (prior.ticks > 0) & (prior.ticks >= self.wait_ticks[issuer.row, issuer.warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
                 text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
-                self._report(region, prior, bad, issuer.lane, site, text)
-        fenced, present = clocks.fence_clock_of(issuer.lane), clocks.of_lane(issuer.lane)
-        self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
+                self._report(region, prior, bad, issuer.thread, site, text)
+        fenced, present = clocks.fence_clock_of(issuer.thread), clocks.of_lane(issuer.thread)
+        self._check(region, prior, ~own, fenced, present, issuer.thread, site, f"tcgen05.mma {verb}")
 
     def _check(
         self,
@@ -259,42 +267,47 @@ class TensorMemory:
         foreign: Array,
         fenced: Array,
         present: Array,
-        lane: int,
+        thread: int,
         site: int,
         event: str,
     ) -> None:
-        """Report ``foreign`` accesses (bool per cell) that have not ended by ``fenced``, the lane's clock at its last
-        fence. ``present``: its clock now. ``event``: the lane's access in words."""
+        """Report ``foreign`` accesses (bool per cell) that are not ordered before a thread's access, which ``event``
+        names in words. ``fenced``: the thread's clock at its last fence. ``present``: its clock now."""
         clocks = self.clocks
-        # It is enough that a load has ended; a write must be visible.
-        ended = clocks.ended if prior.kind == LOAD else 0
-        bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
+        # An agent has two entries in a clock (see ClusterClocks). The first one says which of its accesses are visible,
+        # as earlier writes must be. The second one, ``ended_offset`` further, says which have ended, visible or not:
+        # that is enough for earlier reads. Without clusters both are the same entry.
+        ended_offset = clocks.ended if prior.kind == LOAD else 0
+        bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.agents + ended_offset])
         if not bad.any():
             return
         first = tuple(np.argwhere(bad)[0])
-        column, tick = int(prior.columns[first]), int(prior.ticks[first])
-        is_product = bool(clocks.is_product(prior.columns[first]))
-        complete, why = self._missing_order(region.row, column, tick, present, ended, is_product, prior.kind)
+        agent, tick = int(prior.agents[first]), int(prior.ticks[first])
+        is_product = bool(clocks.is_product(prior.agents[first]))
+        complete, why = self._missing_order(region.row, agent, tick, present, ended_offset, is_product, prior.kind)
         name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
         verb = "writes" if prior.kind == STORE else "reads"
         rule = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
-        self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", rule)
+        self._report(region, prior, bad, thread, site, f"{event} what {name} {verb}: {why}", rule)
 
     def _missing_order(
-        self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
+        self, row: int, agent: int, tick: int, present: Array, ended_offset: int, is_product: bool, kind: int
     ) -> tuple[bool, str]:
         """Find what is missing between an earlier access and one that is not ordered after it. Returns whether the
         earlier access has ended and only a fence is missing; and the missing part in words."""
-        if tick < present[column + ended]:
+        if tick < present[agent + ended_offset]:
             return True, UNFENCED
         if is_product:
             return False, "no wait for an mbarrier on which its tcgen05.commit arrives comes between"
-        rank, index = divmod(column - self.clocks.wgmma, self.clocks.groups)
+        # From ``clocks.wgmma`` on, each CTA of the cluster has ``clocks.groups`` agents, in the order of ranks: the
+        # tcgen05.mma of each of its warps, then the tcgen05.ld and .st of each of them. This is one of the latter.
+        rank, index = divmod(agent - self.clocks.wgmma, self.clocks.groups)
         warp = index - self.clocks.warps
-        # The warp's ordinary column tells whether the thread has synchronised with the warp after its wait; then only
-        # the fence of tcgen05 is missing.
+        # The clocks begin with the agents of ordinary accesses: the warps of all CTAs, in the order of ranks. If the
+        # thread has synchronised with the warp since the access, and the warp has waited for the access, only the
+        # warp's fence is missing.
         plain = rank * self.clocks.warps + warp
-        if tick < present[plain + ended] and tick < self.wait_ticks[self._row_of_rank(row, rank), warp, kind]:
+        if tick < present[plain + ended_offset] and tick < self.wait_ticks[self._row_of_rank(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
         return False, f"nothing orders it after that one's tcgen05.wait::{('ld', 'st')[kind]}"
 
@@ -307,7 +320,7 @@ class TensorMemory:
         region: Region,
         prior: PriorAccesses,
         bad: Array,
-        lane: int,
+        thread: int,
         site: int,
         text: str,
         rule: str = "tensor-memory-race",
@@ -315,25 +328,26 @@ class TensorMemory:
         """Report the first of the earlier accesses that are ``bad`` (bool per cell)."""
         first = tuple(np.argwhere(bad)[0])
         clocks = self.clocks
-        rank, index = divmod(int(prior.columns[first]) - clocks.wgmma, clocks.groups)
+        rank, index = divmod(int(prior.agents[first]) - clocks.wgmma, clocks.groups)
         row = self._row_of_rank(region.row, rank)
         other = Participant(
             self.launch.site(int(prior.sites[first])), self.batch.cta_index(row), agent=clocks.agent(index)
         )
-        self.batch.report_lane(rule, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
+        self.batch.report_lane(rule, f"{text} (column {region.low + int(first[1])})", site, thread, other=other)
 
-    def have_ended(self, row: int, low: int, high: int, lane: int) -> bool:
-        """Have all accesses to columns [low, high) of a row ended, as far as a lane's clock tells? Accesses of the
-        lane's own warp have ended after its wait, and a missing tcgen05 fence does not matter."""
-        present, clocks = self.clocks.of_lane(lane), self.clocks
+    def have_ended(self, row: int, low: int, high: int, thread: int) -> bool:
+        """Have all accesses to columns [low, high) of a row ended, as far as a thread's clock tells? Accesses of the
+        thread's own warp have ended after its wait, and a missing tcgen05 fence does not matter."""
+        present, clocks = self.clocks.of_lane(thread), self.clocks
+        own_warp = self.batch.warp[thread]
+        own_agent = clocks.access_column(int(self.batch.row_of[thread]), int(own_warp))
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):
-            late = (prior.ticks > 0) & (prior.ticks >= present[prior.columns + clocks.ended])
-            for column, tick in {(int(c), int(t)) for c, t in zip(prior.columns[late], prior.ticks[late], strict=True)}:
-                is_product = bool(clocks.is_product(np.array(column)))
-                own = column == clocks.access_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
-                if own and tick < self.wait_ticks[row, self.batch.warp[lane], prior.kind]:
+            late = (prior.ticks > 0) & (prior.ticks >= present[prior.agents + clocks.ended])
+            for agent, tick in {(int(a), int(t)) for a, t in zip(prior.agents[late], prior.ticks[late], strict=True)}:
+                is_product = bool(clocks.is_product(np.array(agent)))
+                if agent == own_agent and tick < self.wait_ticks[row, own_warp, prior.kind]:
                     continue
-                if not self._missing_order(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
+                if not self._missing_order(row, agent, tick, present, clocks.ended, is_product, prior.kind)[0]:
                     return False
         return True
