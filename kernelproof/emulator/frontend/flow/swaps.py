@@ -1,4 +1,4 @@
-"""Finds the first loads of compare-and-swap loops, which are plain loads whose value may be stale without harm."""
+"""Finds plain loads whose value may be stale without harm: those that begin a loop of compare-and-swaps."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kernelproof.emulator.frontend.registers import registers
 
 
 class _Definition(NamedTuple):
-    """A write of the register ``name`` by the instruction at ``position`` in a block. ``fresh``: no swap has compared
-    with the value yet."""
+    """A write of the register ``name`` by the instruction at ``position`` in a block. ``uncompared``: on the path that
+    is followed, no swap has compared memory with the value yet."""
 
     block: int
     position: int
     name: str
-    fresh: bool = True
+    uncompared: bool = True
 
 
 def checked_loads(blocks: list[Block]) -> set[int]:
-    """Identities (``id``) of the loads whose value a later atom.cas at the same address checks.
+    """Identities (``id``) of the loads whose value a later atom.cas compares with memory at the same address.
 
-    The value must reach the comparison of that atom.cas by moves alone. Its other uses may only be to compute the value
-    that is swapped in, and to decide branches up to whose join nothing else is written. A swap that succeeds proves
-    that the value was current, so uses after it do not count.
+    Only moves may lie between the load and that comparison. Apart from it, the value may only help to compute what is
+    swapped in, or decide a branch. The paths of such a branch must write nothing, but for the swaps, until they join.
+    If the first swap that compares the value succeeds, the value was current, so uses after that swap do not count.
     """
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
@@ -51,23 +51,23 @@ def checked_loads(blocks: list[Block]) -> set[int]:
 
 
 class _ValueUses:
-    """Follows the uses of loaded values through a kernel. ``lists``: per block, its instructions, a blocking one
-    included."""
+    """Follows the uses of loaded values through a kernel. ``lists``: per block, all its instructions, also one that
+    blocks at its end."""
 
     def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
         self.blocks, self.lists = blocks, lists
         self.joins = immediate_postdominators(blocks)
 
     def are_harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
-        """Are all uses of a loaded value allowed (see ``checked_loads``)? They are comparisons of ``swaps``, values
-        that these swap in, and branches up to whose join nothing but the swaps writes memory."""
+        """Are all uses of a loaded value allowed (see ``checked_loads``)? ``swaps``: identities of the atom.cas that
+        compare it."""
         todo, visited = [loaded], set[_Definition]()
         while todo:
             definition = todo.pop()
             if definition in visited:
                 continue
             visited.add(definition)
-            for block, position, fresh in self._uses(definition, swaps):
+            for block, position, uncompared in self._uses(definition, swaps):
                 if position == len(self.lists[block]):
                     if not self._writes_nothing(block, swaps):
                         return False
@@ -81,32 +81,34 @@ class _ValueUses:
                 form = facts(ins)
                 if form is None or form.writes is not Writes.RESULT or form.waits:
                     return False
-                todo += [_Definition(block, position, name, fresh) for name in defs_uses(ins)[0]]
+                todo += [_Definition(block, position, name, uncompared) for name in defs_uses(ins)[0]]
         return True
 
     def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
-        """All reads of a definition, as (block, position of the instruction, whether the value is still ``fresh``). The
-        position after the last instruction stands for the block's branch."""
+        """All reads of a definition: the block, the position of the instruction in it, and whether the value is still
+        ``uncompared``. The position after the last instruction stands for the block's branch."""
         name = definition.name
-        todo = [(definition.block, definition.position + 1, definition.fresh)]
+        todo = [(definition.block, definition.position + 1, definition.uncompared)]
         visited = set[tuple[int, bool]]()
         while todo:
-            index, start, fresh = todo.pop()
+            index, start, uncompared = todo.pop()
             block, instructions = self.blocks[index], self.lists[index]
             for position in range(start, len(instructions)):
                 defs, uses = defs_uses(instructions[position])
                 if name in uses:
-                    yield index, position, fresh
+                    yield index, position, uncompared
                 if name in defs and name not in uses:
                     break
             else:
                 if block.cond is not None and block.cond.name == name:
-                    yield index, len(instructions), fresh
-                # A path on which a swap has just succeeded is not followed: the value is then proven current.
+                    yield index, len(instructions), uncompared
+                # If the first swap that compares the value succeeds, the value is proven current, and this path is not
+                # followed. The success of a later swap proves nothing about the value: that swap may compare memory
+                # with what the first one has returned instead.
                 equal = self._success_block(index, swaps)
                 for target in block.targets:
-                    state = target, fresh and equal is None
-                    if not (fresh and target == equal) and state not in visited:
+                    state = target, uncompared and equal is None
+                    if not (uncompared and target == equal) and state not in visited:
                         visited.add(state)
                         todo.append((target, 0, state[1]))
 
@@ -158,9 +160,9 @@ def _is_swap(ins: Instr) -> bool:
 
 
 def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
-    """The loads (by identity) from which the value comes that an atom.cas compares with, directly or through the result
-    of an earlier swap at the same address. The set is empty if instructions other than moves and such swaps come
-    between."""
+    """The identities of the loads that give an atom.cas the value which it compares with memory. The value comes from
+    the load by moves, or is the result of an earlier swap at the same address that compares the loaded value. If it may
+    come from any other instruction, the set is empty."""
     out: set[int] = set()
     address = _address_expression(swap.operands[1], writers)
     todo, visited = [swap.operands[2]], set[str]()
