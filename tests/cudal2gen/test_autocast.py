@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from itertools import product as every
+from itertools import product
 from typing import Any
 
 import pytest
@@ -56,8 +56,8 @@ OPERANDS = normal(8, 64), normal(24, 64), normal(24)
 
 
 def tolerances(cast: Any, fused: bool) -> dict[str, float]:
-    """Tolerances of a comparison, empty if torch sums as we do. It does not in fp16 on the CPU, nor before an
-    activation, which we apply to fp32 sums."""
+    """Tolerances of a comparison with torch. They are 0 if torch sums as we do. It does not in fp16 on the CPU, nor
+    before an activation, which we apply to fp32 sums."""
     if fused:
         return {"atol": 2e-3, "rtol": 2e-2}
     return {"atol": 0, "rtol": 0} if cast is torch.bfloat16 else {"atol": 1e-6, "rtol": 1e-3}
@@ -78,9 +78,9 @@ def test_types_are_those_of_torch(name: str) -> None:
     own, reference = OPERATORS[name]["own"], OPERATORS[name]["torch"]
     x, weight, bias = drawn(8, 64), drawn(24, 64), drawn(24)
     results = []
-    for asked, of_x, of_weight in every((*CASTS, None), TYPES, TYPES):
-        operands = x.to(of_x), weight.to(of_weight), bias.to(of_weight)
-        with torch.autocast("cpu", dtype=asked or CASTS[0], enabled=asked is not None):
+    for cast, x_type, weight_type in product((*CASTS, None), TYPES, TYPES):  # None: without autocast
+        operands = x.to(x_type), weight.to(weight_type), bias.to(weight_type)
+        with torch.autocast("cpu", dtype=cast or CASTS[0], enabled=cast is not None):
             result = outcome(own, *operands)
             expected = outcome(reference, *operands)
         if name == "gelu" and result is not None:
@@ -177,7 +177,8 @@ def test_groups_are_cast_as_by_torch() -> None:
             [each(left, right, offs=offs) for each in (own, torchs)]
             for left, right in ((a, b), (a.detach(), b), (a.to(CASTS[0]), b.to(CASTS[0])))
         ]
-        pairs.append([torch.vmap(lambda left, each=each: each(left, b, offs=offs))(a[None])[0] for each in (own, own)])
+        mapped = torch.vmap(lambda left: own(left, b, offs=offs))(a[None])[0]
+        pairs.append([mapped, torchs(a, b, offs=offs)])
         assert outcome(lambda: own(a, b.to(CASTS[0]), offs=offs)) is None
         assert outcome(lambda: torchs(a, b.to(CASTS[0]), offs=offs)) is None
     for mine, reference in pairs:
@@ -247,9 +248,11 @@ def test_compiled_training_follows(fuse: bool) -> None:
             torch.testing.assert_close(own, other, atol=2e-3, rtol=2e-2)
 
 
-def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
-    """On a GPU ``einsum`` casts through autocast's cache. The view of what it keeps must cause no copy and change no
-    type."""
+def test_a_parameter_is_cast_by_way_of_autocasts_cache() -> None:
+    """For operators of torch's, autocast casts a parameter once and keeps the copy. So ``cast_operands`` passes
+    a parameter through an einsum that, on a GPU, takes the kept copy and returns it unchanged. The einsum must return a
+    view, and the cast must have autocast's type and pass gradients on. On the CPU einsum casts nothing, so the view is
+    of the parameter itself."""
     from torch.overrides import TorchFunctionMode
 
     called: list[str] = []
@@ -261,7 +264,7 @@ def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
 
     with torch.autocast("cpu", dtype=CASTS[0]), Watch():
         cast_operands((nn.Parameter(drawn(24, 64)), drawn(8, 64)))
-    assert called.count("einsum") == 1, "of the parameter"
+    assert called.count("einsum") == 1, "for the parameter, but not for the other operand"
     for shape in ((24,), (24, 64), (3, 24, 64)):
         parameter = nn.Parameter(normal(*shape))
         with torch.autocast("cpu", dtype=CASTS[0]):
@@ -272,7 +275,7 @@ def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
         assert torch.equal(cast, parameter.to(CASTS[0]))
         cast.sum().backward()
         assert torch.equal(parameter.grad, torch.ones(shape))
-    assert "AutocastCUDA" in torch._C._dispatch_dump("aten::einsum")
+    assert "AutocastCUDA" in torch._C._dispatch_dump("aten::einsum"), "on a GPU autocast casts einsum's operands"
 
 
 def test_a_gpus_tensors_follow_its_autocast() -> None:
@@ -289,7 +292,7 @@ def test_a_gpus_tensors_follow_its_autocast() -> None:
                 for function in (cudal2gen.linear, torch.ops.cudal2gen.linear, functional.linear):
                     assert function(x, weight).dtype == cast
                 on_cpu = cudal2gen.linear(torch.empty(8, 64), torch.empty(24, 64))
-                assert on_cpu.dtype == torch.float32, "tensors of another device do not"
+                assert on_cpu.dtype == torch.float32, "the GPU's autocast casts no tensors of the CPU"
         finally:
             torch.set_autocast_enabled("cuda", False)
             torch.set_autocast_dtype("cuda", torch.float16)
@@ -318,11 +321,11 @@ def test_a_cast_call_runs_on_a_kernel(dispatcher: dispatch.Dispatcher) -> None:
     assert cudal2gen.patch(layer).layers == [""]
     x = drawn(48, 64)
     layer(x)
-    assert dispatcher.stats() == {"kernel": {}, "torch": {}}, "torch's, uncounted"
+    assert dispatcher.stats() == {"kernel": {}, "torch": {}}, "torch computes an fp32 call, which is not counted"
     with torch.autocast("cpu", dtype=torch.float16):
         assert cudal2gen.explain(cudal2gen.linear, x, layer.weight).startswith("hgemm_sm80")
         groups = drawn(2, 64, 40), torch.tensor([3, 48], dtype=torch.int32)
-        assert "torch.float32" in cudal2gen.explain(cudal2gen.grouped_mm, x, *groups), "which autocast leaves alone"
+        assert "torch.float32" in cudal2gen.explain(cudal2gen.grouped_mm, x, *groups), "autocast leaves it alone"
         for _ in range(3):
             assert layer(x).dtype == torch.float16
         assert cudal2gen.warm_up(layer, [1]) == [""]
