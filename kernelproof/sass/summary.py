@@ -19,10 +19,13 @@ class Summary:
     """Numbers of one kernel.
 
     ``registers``: per thread. ``spill_bytes``: bytes of a thread's loads and stores of local memory, each instruction
-    counted once. ``issue_slots``, ``stall_cycles``, ``loop_cycles``: instructions, sum of stall counts, and simulated
-    cycles of one warp alone (see ``simulation.steady_cycles``), per k-tile. ``epilogue``: instructions that a warp
-    executes from the end of the main loop to its exit. ``counts``: executions by opcode in one iteration of the main
-    loop. ``rolled``: whether the main loop is a loop; if not, k is unrolled.
+    counted once. ``rolled``: whether there is a main loop. If not, k is unrolled; the instructions from the first MMA
+    of a tile to the last then take the place of an iteration of the main loop.
+
+    ``issue_slots``, ``stall_cycles``, ``loop_cycles``: the main loop's instructions, the sum of their stall counts, and
+    the simulated cycles of one warp alone (see ``simulation.steady_cycles``), each per k-tile. ``counts``: opcode ->
+    executions in one iteration of the main loop. ``epilogue``: instructions that a warp executes after the main loop
+    (see ``Analysis.epilogue_length``).
     """
 
     name: str

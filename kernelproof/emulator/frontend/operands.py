@@ -78,7 +78,7 @@ class _Reader:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def operand(self) -> Operand:
-        """The next operand, with its offset or the second register of a pair."""
+        """The next operand, including its offset, or the second register if it is a pair ``a|b``."""
         item = self.atom()
         if self.following() in ("+", "-"):
             offset = self.offset()
@@ -120,7 +120,8 @@ class _Reader:
         if first == "[":
             return self.address()
         unique = self.name(token)
-        # A register of a scope may be declared without '%'; its unique name distinguishes it from a variable.
+        # A register that is declared in a scope may have a name without '%'. Unique names are name@scope for registers
+        # and name@@scope for variables (see the parser), which tells them apart.
         return Reg(unique) if "@" in unique and "@@" not in unique else Sym(unique)
 
     def negative(self) -> Imm:

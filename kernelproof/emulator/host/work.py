@@ -1,4 +1,4 @@
-"""Records which bytes of buffers work on streams has accessed, and tells by vector clocks which work is over."""
+"""Records which bytes each piece of work on a stream has accessed, and tells by vector clocks which work is over."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class BufferAccess:
     """The bytes of one buffer that a piece of work has touched.
 
     ``tick``: the number of the work on its stream, from 1 on. ``read``, ``written``: boolean masks of granules of
-    ``size`` bytes, which begin at byte ``first`` of the buffer; None: no granule. ``site``: the line of host code that
-    issued the work. ``strong``: a mask of the granules by which the work may signal the host while it runs.
-    ``excused``: a finding has already reported the host's access to these bytes.
+    ``size`` bytes, the first of which begins at byte ``first`` of the buffer; None: no granule. Invariant: ``size`` is
+    a power of two and at most a page, and ``first`` is a multiple of it. ``site``: the line of host code that issued
+    the work. ``strong``: a mask of the granules by which the work may signal the host while it runs. ``excused``: a
+    finding has already reported the host's access to these bytes.
     """
 
     stream: int
@@ -75,7 +76,8 @@ class BufferAccess:
             if len(mask) and mask[0]:
                 out[self.first // page : (self.first + self.size * len(mask) - 1) // page + 1] = True
             return out
-        # The first granule that ends in each page, of the pages that the mask reaches.
+        # The pages that the mask reaches, and for each of them its first granule in the mask. By the invariant of
+        # ``first`` and ``size`` no granule lies in two pages, so that of a page end where those of the next one begin.
         number = np.arange(self.first // page, min(count, (self.first + self.size * len(mask) - 1) // page + 1))
         starts = np.maximum(0, (number * page - self.first) // self.size)
         out[number] = np.logical_or.reduceat(mask, starts) if len(number) else False

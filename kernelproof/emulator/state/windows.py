@@ -1,6 +1,7 @@
 """Defines the layout of generic addresses: the top byte names the state space, the rest is an address in that space.
 
-No host pointer has a top byte of 1 to 3, so the generic address of global memory is the address itself.
+Global memory lies in the host's memory, at the same addresses. These are below 2**56, so their top byte is 0, that of
+global memory, and the generic address of global memory is the address itself.
 """
 
 from __future__ import annotations

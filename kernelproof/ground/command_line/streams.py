@@ -34,7 +34,8 @@ class _Output(io.FileIO):
 
 
 def prepare() -> bool:
-    """Replaces closed streams by the null device, and returns whether standard output was open.
+    """Replaces closed streams by the null device, and makes both outputs accept any text and end the program silently
+    when their reader leaves. Returns whether standard output was open.
 
     It must run before any file is opened. Otherwise that file would get the number of a closed stream, and messages
     would be written into it.
@@ -56,8 +57,8 @@ def prepare() -> bool:
 
 
 def discard(descriptor: int) -> None:
-    """Redirects a stream to the null device. Otherwise its unwritten rest would fail again when Python flushes it at
-    exit."""
+    """Redirects a stream to the null device. Python flushes what is left of the stream's buffer at exit, and that write
+    would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Lowers branches, exits, barriers, and instructions that only guide convergence.
+"""Lowers branches, exits, barriers, and instructions that only guide convergence, to PTX.
 
 Lanes that diverge join again at the postdominator of their branch, as they do in PTX, so BSSY and BREAK do nothing.
 WARPSYNC orders memory between the lanes of its mask. With ``.EXCLUSIVE`` it also separates them from other lanes, which
@@ -17,8 +17,9 @@ from kernelproof.sass.decoding import BYTES
 
 @mnemonic("BRA", "U ANY CONV DIV")
 def branch(low: Lowering, ins: Instruction) -> None:
-    """A branch, which is taken where its guard and a predicate among its operands hold. All active lanes take ``.CONV``
-    if those for which the guard holds are the lanes of a mask, and ``.DIV`` if they are not."""
+    """A branch. A lane takes it if its guard and the predicate among its operands, if there is one, hold for the lane.
+    With ``.CONV`` all active lanes take it if the lanes for which the guard holds are exactly those of a mask; with
+    ``.DIV``, if they are not."""
     condition = low.predicate(ins.operands[0]) if is_predicate(ins.operands[0]) else TRUE
     if "CONV" in ins.modifiers or "DIV" in ins.modifiers:
         order = "eq" if "CONV" in ins.modifiers else "ne"
@@ -80,7 +81,7 @@ def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
 
 @mnemonic("RET", "REL NODEC")
 def return_to_caller(low: Lowering, ins: Instruction) -> None:
-    """A jump to the address in a register, which must be that after a call."""
+    """A jump to the address in a register. It must be the address of an instruction that follows a call."""
     low.members = None
     address = low.word(ins.operands[0].split()[0])  # the function's name follows the register
     _jump(low, address, {place: place for place in low.returns})
@@ -95,8 +96,8 @@ def exit_lanes(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("LEPC")
 def load_return_address(low: Lowering, ins: Instruction) -> None:
-    """The return address for a call of a function of the system. Here these never return, or return to the next
-    instruction, so it is 0."""
+    """Loads the address to which a function of the system shall return. Nothing here reads it, so it is 0: functions of
+    the system either never return, or go on with the instruction after the call."""
     low.set_pair(ins.operands[0], "0")
 
 
@@ -108,8 +109,8 @@ def trap(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 
 @mnemonic("BMOV", "32 CLEAR")
 def move_barrier(low: Lowering, ins: Instruction) -> None:
-    """A convergence barrier is saved in a register before a call, or restored after it. Its value does not matter
-    here."""
+    """Saves a convergence barrier in a register before a call, or restores it afterwards. Nothing here reads its value,
+    so the register gets 0."""
     if isinstance(operand(ins.operands[0]), Register):
         low.set(ins.operands[0], "0")
 
