@@ -90,7 +90,9 @@ def _range(setting: str, match: re.Match[str], accepted: Sequence[object]) -> Va
     """
     first, last, step = (int(group) if group else 0 for group in match.groups())
     numbers = range(first, last + 1, step or 1)
-    if match[3] == "0" or not numbers:
+    if match[3] and not step:
+        refuse(f"--set {setting}: {match[0]} has steps of 0; write a step of 1 or more, as in 64..256..64")
+    if not numbers:
         refuse(f"--set {setting}: {match[0]} is no range; write the smaller number first, as in 2..5")
     if step or not (integers := [value for value in accepted if type(value) is int]):
         return numbers
