@@ -1,13 +1,13 @@
-"""Computes what batch invariance costs by the timing model, for weights of Llama 3.
+"""Computes how much slower batch-invariant layers are, by the timing model, for weights of Llama 3.
 
 A batch-invariant layer uses one kernel for every number of rows. The cost is its time as a multiple of the time of the
 fastest kernel for that number of rows.
 
     python scripts/invariance_cost.py [--gpu h200 --gpu a100] [--weight 4096x4096 ...]
 
-Each line is a row of the table in docs/batch-invariance.md. All records of the catalog for fp16, fp32 sums and
-weights (N,K) are candidates, as in a pack of all of them; the fastest is looked for among the 400 nearest to each
-number of rows.
+Each line of the output is a row of the table in docs/batch-invariance.md. The candidates are all records of the catalog
+for fp16, fp32 sums and weights (N,K), as if one pack had them all. To save time, only those are compared that are among
+the 400 nearest to one of the numbers of rows.
 """
 
 from __future__ import annotations

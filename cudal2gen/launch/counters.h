@@ -1,7 +1,7 @@
 // Holds the counters of kernels that add partial sums of a tile in device memory. A kernel finds its counters at zero and leaves them
-// at zero, so they are set once, when the kernel is opened. Two launches that may run concurrently must not share counters: there is
-// a block of them for each stream, and for each stream within each capture of a graph. A launch that has a block neither
-// allocates nor sets counters.
+// at zero, so they are set once, when the kernel is opened. Two launches that may run concurrently must not share counters: each
+// stream, and each stream within each capture of a graph, has an array of its own, here called a block (no thread block). A launch
+// that has a block neither allocates nor sets counters.
 #ifndef CUDAL2GEN_COUNTERS_H
 #define CUDAL2GEN_COUNTERS_H
 
@@ -58,7 +58,7 @@ class CounterBlocks {
   }
 
   // Returns the block of a stream within a capture (0: outside of captures), or null if the launch needs more counters than a block has
-  // or all blocks are taken. Streams and captures are their ids in the runtime.
+  // or all blocks are taken. `stream` and `capture` are the ids by which the CUDA runtime names a stream and a capture.
   unsigned* block_of(uint64_t stream, uint64_t capture, int64_t counters) {
     if (!memory_ || counters > kCounters) return nullptr;
     std::lock_guard<std::mutex> const guard(mutex_);

@@ -111,7 +111,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
 
     collected = Collected(Counter(), Counter())
     tensors = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
-    modules = _converted_by_replacing() if fake else nullcontext()
+    modules = _conversions_replace_parameters() if fake else nullcontext()
     try:
         with tensors, modules, torch.no_grad(), _watched(collected, any_type):
             run()
@@ -124,7 +124,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
 
 
 def _cause(error: BaseException) -> str:
-    """The line of code at which a model raised an exception, the exception's class, and its message's first line."""
+    """What an exception says, as "file:line: class: first line of the message"; the line is the one that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = next(iter(str(error).splitlines()), "")
     place = "" if last.filename.startswith("<frozen") else f"{last.filename}:{last.lineno}: "
@@ -132,7 +132,7 @@ def _cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _converted_by_replacing() -> Iterator[None]:
+def _conversions_replace_parameters() -> Iterator[None]:
     """A context in which ``model.half()`` and similar methods make new parameters. torch would swap the data of the old
     ones, which is not possible without data."""
     import torch

@@ -292,7 +292,7 @@ def compare(
         environment = ModelEnvironment(seed=plan.seed + 1 + number)
         progress(f"{environment.on}: a campaign of {len(problems)} problems; {len(held_out)} are held out")
         learning = campaign(environment, problems, plan, plan.seed + number)
-        learned = learning.records
+        learned = learning.record_count
         best.append([best_known(environment, candidates) for candidates in spaces])
         for name, make in contestants(learning).items():
             progress(f"{environment.on}: {name}")

@@ -28,11 +28,12 @@ class Learning:
 
     @property
     def pool(self) -> list[Record]:
-        """The best record of each problem: the fastest that was timed, or without a trial the initial pool's."""
+        """The best record of each problem: the fastest that was timed; for a problem without trials, the one in the
+        initial pool."""
         return list(self._best.values())
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
         """The number of distinct records with a time."""
         return sum(map(len, self._timed.values()))
 
@@ -47,8 +48,8 @@ class Learning:
     @property
     def model(self) -> CostModel:
         """The cost model. It is untrained at first, and retrained here if the records have grown by ``GROWTH``."""
-        if self.records >= GROWTH * self._trained_on:
-            self._trained_on = self.records
+        if self.record_count >= GROWTH * self._trained_on:
+            self._trained_on = self.record_count
             for problem in self._timed.keys() - self._described.keys():
                 timed = TimedRecords(*zip(*self._timed[problem].values(), strict=True))
                 self._described[problem] = facts(timed.records), timed

@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 LENGTHS = (32, 256, 2048)  # values of k that are compared, the lengths of the sums: few and many steps
-EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up to 2048 also in fp16
+EXACT_INPUTS = ("binary", "integers")  # their sums are exact in any order; those of 0/1 up to 2048 also in fp16
 
 
 def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
-    """Compares the device's results with the emulator's, for one tile of D and several k.
+    """Compares the device's results with the emulator's, for one tile of D, several k and several kinds of inputs.
 
-    Returns a ``Case`` for each comparison, and a ``Rounding`` that says how the device rounds.
-
-    A case has inputs whose sums are exact in any order, so the device's D must equal the emulator's. Every kind of
-    inputs gives a ``Rounding``.
+    Each comparison gives a ``Rounding``, which says how far the device's D is from the emulator's. If D is exact
+    whatever the order of the sums, both must be equal, and the comparison also gives a ``Case`` that says whether they
+    are.
     """
     record, artifact = built.record, built.artifact
     contender = built.open(device)
@@ -45,7 +44,9 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
             distances = ulps(d, emulated.d)
             # Activations other than these are approximated, and the device's result may differ in the last bits.
             exact = inputs in EXACT_INPUTS and record.fusion.activation in ("none", "relu")
-            differing, has_models = int((distances != 0).sum()), not (exact or record.fusion)
+            differing = int((distances != 0).sum())
+            # Only rounded sums that are stored unchanged tell which model of rounding the device follows.
+            is_modelled = not (exact or record.fusion)
             if exact:
                 wrong = [f"differs-from-emulator: {differing} of {d.size} elements"] if differing else []
                 findings, ctas = [*emulated.findings, *wrong], shape.ctas(record)
@@ -65,8 +66,8 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
                     inputs=inputs,
                     differing=differing / d.size,
                     max_ulp=int(distances.max()),
-                    compared=min(SAMPLE, shape.m) * min(SAMPLE, shape.n) if has_models else 0,
-                    models=agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)) if has_models else {},
+                    compared=min(SAMPLE, shape.m) * min(SAMPLE, shape.n) if is_modelled else 0,
+                    models=agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)) if is_modelled else {},
                 )
             )
     return cases, lines

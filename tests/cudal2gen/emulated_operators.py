@@ -22,7 +22,7 @@ GPU = "a100"
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """A pack of one kernel, for any sizes."""
+    """A pack whose only kernel computes products of any size."""
     table = packed.table([packed.RECORDS["predicated"]])
     return open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
@@ -43,7 +43,8 @@ def operator_device(device: EmulatedDevice) -> OperatorDevice:
 
 @pytest.fixture
 def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[Dispatcher]:
-    """The operators' dispatcher. Calls take the nearest kernel of ``opened``, whether it was measured or not."""
+    """Makes the operators run the kernels of ``opened`` on the emulated device, and yields their dispatcher. A call
+    takes the nearest kernel, whether it was measured or not."""
     from cudal2gen.operators import emulated
 
     with emulated(operator_device, [opened], prefer="kernel") as dispatcher:

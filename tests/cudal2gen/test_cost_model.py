@@ -277,7 +277,7 @@ def test_a_campaign_learns_from_its_trials_and_begins_with_the_timing_model() ->
     assert learning.model.ensemble is None, "three problems say nothing of a fourth"
     learning.learn(trials)
     assert learning.model.ensemble is not None
-    assert learning.records == len(trials), "what is told twice counts once"
+    assert learning.record_count == len(trials), "what is told twice counts once"
     model = learning.model
     learning.learn(trials[:4])
     assert learning.model is model, "nothing is new"
@@ -314,7 +314,7 @@ def test_a_campaign_teaches_later_searches() -> None:
     environment = ModelEnvironment(seed=1)
     problems = [SMALL.model_copy(update={"n": n, "m": m}) for n in (512, 2048, 4096) for m in (256, 1024)]
     learning = benchmark.campaign(environment, problems, benchmark.BenchmarkPlan(evaluations=16), 0)
-    assert learning.records == 6 * 16
+    assert learning.record_count == 6 * 16
     informed = environment_search(CostModelProposer(learning.model, learning.pool), 4)
     assert informed < np.mean([environment_search(Random(seed), 4) for seed in range(4)]) - 0.05
     assert environment_search(CostModelProposer(CostModel()), 16) < 0.05, "also without any training"

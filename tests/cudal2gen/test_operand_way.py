@@ -1,5 +1,4 @@
-"""Proves that few functions check, plan and launch an operand of ``cudal2gen.matmul``, and that calls only go down the
-layers.
+"""Proves that an operand of ``cudal2gen.matmul`` passes through few functions, and seldom back up the layers.
 
 A visit is a call of a function of ``cudal2gen`` that holds the operand among its locals when it is entered or left: the
 tensor, another tensor on the same storage, or its ``TensorFacts``, by itself, in a container, in an object of the
@@ -203,7 +202,7 @@ def operands(device: EmulatedDevice) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1], ids="ab")
-def test_a_call_visits_few_functions_and_climbs_nowhere(
+def test_a_call_visits_few_functions_and_seldom_climbs(
     place: int, operands: tuple[torch.Tensor, torch.Tensor], kernels: Dispatcher, checkout: Path
 ) -> None:
     cudal2gen.matmul(operands[0][:16], operands[1])  # opens the pack
@@ -223,7 +222,8 @@ def test_a_call_visits_few_functions_and_climbs_nowhere(
 def test_measuring_is_a_layer_of_its_own(
     operands: tuple[torch.Tensor, torch.Tensor], device: EmulatedDevice, opened: pack.Pack, checkout: Path
 ) -> None:
-    """A first call that races enters the measuring layer by few functions, and that layer calls nothing above it."""
+    """A first call that times kernels enters the measuring layer only by the functions that are named here. Outside of
+    that layer it makes no more visits and climbs than another first call."""
     clock = racing.Clock(device, {}, 1000.0)
     with racing.process(opened, racing.Timed(device, clock), "once") as dispatcher:
         way = Tracer(operands[0], checkout).trace(lambda: cudal2gen.matmul(*operands))

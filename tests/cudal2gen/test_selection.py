@@ -1,4 +1,4 @@
-"""Proves that the options of the command line which choose problems give the records that they name."""
+"""Proves that the options of the command line that choose problems select exactly the records that they name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_choices_are_taken_in_any_case(own_catalog: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
+def catalog_of_six_sizes(own_catalog: dict[str, str]) -> dict[str, str]:
     """Environment variables that name a catalog with six sizes, one or more of each size class, on all GPUs."""
     mnks = {"64_64_64", "64_4096_64", "256_256_4096", "128_128_128", "4096_4096_64", "16384_16384_16384"}
     records = [record for record in catalog.load() if record.mnk in mnks]
@@ -88,9 +88,9 @@ def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
     ],
 )
 def test_a_selection_resolves_to_records(
-    selection: Selection, mnks: list[str], sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    selection: Selection, mnks: list[str], catalog_of_six_sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", catalog_of_six_sizes["CUDAL2GEN_CATALOG"])
     records = selection.records()
     assert [record.mnk for record in records] == mnks
     assert all(selection.admits(record) for record in records)
@@ -101,10 +101,13 @@ def test_a_selection_resolves_to_records(
     ], "taken over from h200"
 
 
-def test_a_selection_of_a_list_is_fitted_to_its_sizes(
-    sizes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_listed_problems_get_records_of_their_own_sizes(
+    catalog_of_six_sizes: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", catalog_of_six_sizes["CUDAL2GEN_CATALOG"])
     problems = [{"gpu": gpu, "acc": "f16", "layout": "tn", "m": 120, "n": 120, "k": 72} for gpu in ("a100", "h200")]
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
