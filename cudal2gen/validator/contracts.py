@@ -18,7 +18,7 @@ from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
 from cudal2gen.kernel.tma_ring import TmaRing
-from cudal2gen.validator import ring_contracts, shot_contracts
+from cudal2gen.validator import ring_contracts, shot_contracts, wave_contracts
 from cudal2gen.validator.slice_facts import with_slices
 from kernelproof.certificates import (
     ARRIVALS,
@@ -72,7 +72,7 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     if why := refusal(record):
         raise NotCertified(why)
     if isinstance(record, TmaRing):
-        yield from ring_contracts.claims(record, program)
+        yield from (wave_contracts if record.stream_k else ring_contracts).claims(record, program)
         return
     if isinstance(record.launch, Cluster):
         yield from shot_contracts.claims(record, program)
@@ -109,7 +109,7 @@ def problems(record: Record) -> tuple[str, ...]:
     """The launches that the claims of a record cover, in words for the reader of a certificate. The record must not be
     refused."""
     if isinstance(record, TmaRing):
-        return ring_contracts.problems(record)
+        return wave_contracts.problems(record) if record.stream_k else ring_contracts.problems(record)
     if isinstance(record.launch, Cluster):
         return shot_contracts.problems(record)
     assert isinstance(record, MmaSyncKernel)

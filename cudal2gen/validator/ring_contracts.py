@@ -57,7 +57,7 @@ def refusal(record: TmaRing) -> str:
     in_clusters = record.cluster_ctas > 1 and not (record.tensor_tiles and min(record.cluster) == 1)
     reasons = {
         f"split_k={record.split_k} in clusters": record.summed_in == "workspace" and in_clusters,
-        "stream_k": record.stream_k,
+        "stream_k": record.stream_k and (record.instruction != "wgmma" or record.stores_tiles != "tma"),
         "scheduler=clc": record.claims_tiles,
         "swap_ab": record.swap_ab and record.instruction == "mma.sync",
         "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
@@ -112,7 +112,7 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
     """
     for along_n in (0, 1):
         for full in (True, False):
-            item = _item(along_n, full)
+            item = any_item(along_n, full)
             kind = "a whole band" if full else "the last and narrower band"
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
             ranks = range(record.cluster_ctas)
@@ -120,15 +120,15 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
                 ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
                 pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
             else:
-                ctas = [_contract(record, program, item, along_n, _place(record, rank)) for rank in ranks]
-                pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
+                ctas = [_contract(record, program, item, along_n, place_of(record, rank)) for rank in ranks]
+                pipelines = [pipeline_of(record, program, item, along_n, rank) for rank in ranks]
                 if record.summed_in == "workspace":
                     pipelines = [_with_parts(record, x, program, item, along_n) for x in pipelines]
             peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
             yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
     """The tile of a CTA's item, and its place among all tiles (a tile of a cluster counts as one).
 
     ``band``: tiles across a full band. ``number``: the tile's number. ``rows``, ``cols``: how many rows and columns of
@@ -143,7 +143,7 @@ class _Item(NamedTuple):
     full: bool
 
 
-def _item(along_n: int, full: bool) -> _Item:
+def any_item(along_n: int, full: bool) -> Item:
     """An arbitrary item in a full band, or in the last band if that is narrower.
 
     Before its band there are ``bands`` full ones. The item's place in its band is ``at_along`` along it and ``in_band``
@@ -159,27 +159,27 @@ def _item(along_n: int, full: bool) -> _Item:
     number = named("bands") * band * along + named("at_along") * width + named("in_band")
     at = (named("at_along"), at_across)
     rows, cols = (across, along) if along_n else (along, across)
-    return _Item(band, number, rows, cols, at[::-1] if along_n else at, full)
+    return Item(band, number, rows, cols, at[::-1] if along_n else at, full)
 
 
-def _bounds(record: TmaRing) -> Bounds:
+def common_bounds(record: TmaRing) -> Bounds:
     """Bounds of all names but those that describe the place of an item."""
     bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", PARTIALS, ARRIVALS)}
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
-    for x, size in zip("mnk", _extents(record), strict=True):
+    for x, size in zip("mnk", extents_of(record), strict=True):
         bounds |= rests.bounds(f"in_{x}", size)
-    most = MOST_RESIDENT if record.summed_in == "workspace" else _most_items(record)
+    most = MOST_RESIDENT if record.summed_in == "workspace" else most_items_of(record)
     bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
     return bounds
 
 
-def _extents(record: TmaRing) -> tuple[int, int, int]:
+def extents_of(record: TmaRing) -> tuple[int, int, int]:
     """The extents of a cluster's tiles along m and n, and of a k-tile."""
     return record.bm * record.cluster[0], record.bn * record.cluster[1], record.bk
 
 
-def _most_items(record: TmaRing) -> int:
+def most_items_of(record: TmaRing) -> int:
     """An upper bound of the number of items of all clusters.
 
     Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the clusters
@@ -189,40 +189,40 @@ def _most_items(record: TmaRing) -> int:
     return (MOST_TILES + beyond * record.split_k) // record.cluster_ctas
 
 
-def _place(record: TmaRing, rank: int) -> tuple[Polynomial, Polynomial]:
+def place_of(record: TmaRing, rank: int) -> tuple[Polynomial, Polynomial]:
     """The place along m and n, within its cluster, of the CTA with a rank."""
     return Polynomial.of(rank % record.cluster[0]), Polynomial.of(rank // record.cluster[0])
 
 
-def _ranks(record: TmaRing) -> Bounds:
+def rank_bounds(record: TmaRing) -> Bounds:
     """Bounds of the names of any place in a cluster."""
     return {(name,): (0, size - 1) for name, size in zip(("rank_m", "rank_n"), record.cluster, strict=True)}
 
 
-def _rank(record: TmaRing, place: tuple[Polynomial, Polynomial]) -> Polynomial:
+def rank_of(record: TmaRing, place: tuple[Polynomial, Polynomial]) -> Polynomial:
     """The rank of the CTA at a place of its cluster."""
     return place[0] + place[1] * record.cluster[0]
 
 
 def _entry(record: TmaRing, program: Program, along_n: int, place: tuple[Polynomial, Polynomial]) -> Contract:
     """The contract of the CTA at a place of its cluster, up to its first item."""
-    most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in _extents(record)[:2])
-    bounds = _bounds(record) | {
+    most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in extents_of(record)[:2])
+    bounds = common_bounds(record) | {
         ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("band",): (1, MAX_BAND),
-        ("tiles_m", "tiles_n"): (1, _most_items(record) // record.split_k), **_ranks(record),
+        ("tiles_m", "tiles_n"): (1, most_items_of(record) // record.split_k), **rank_bounds(record),
     }  # fmt: skip
     rows, cols, count = named("tiles_m"), named("tiles_n"), record.split_k
-    facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *_limits(record)])
+    facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *rest_limits(record)])
     if count > 1:
-        limits = named("grid_x") - 1 - named("cta_x"), _most_items(record) - rows * cols * count
+        limits = named("grid_x") - 1 - named("cta_x"), most_items_of(record) - rows * cols * count
         facts = with_slices(facts.also({}, *limits), count, record.bk)
-    return _launch(record, program, rows, cols, named("band"), along_n, facts, _rank(record, place))
+    return launch_of(record, program, rows, cols, named("band"), along_n, facts, rank_of(record, place))
 
 
-def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
+def pipeline_of(record: TmaRing, program: Program, item: Item, along_n: int, rank: int) -> Pipeline:
     """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
-    entry = _entry(record, program, along_n, _place(record, rank))
+    entry = _entry(record, program, along_n, place_of(record, rank))
     current = _item_number(record, item)
     # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * record.split_k - 1 - current - named("grid_x")
@@ -236,19 +236,19 @@ def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank
     # Rows of A and B that the CTA itself loads for a stage; other CTAs of its row or column load the rest.
     loaded_rows = record.part_a // record.sharers_a + record.part_b // record.sharers_b
     return Pipeline(
-        record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
+        record.stages, groups_of(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
         loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders,
         tensor=TensorPlan(record.tensor_tiles, record.bk, record.paired) if record.tensor_tiles else None,
     )  # fmt: skip
 
 
-def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: _Item, along_n: int) -> Pipeline:
+def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Item, along_n: int) -> Pipeline:
     """A pipeline with what is stated of partial sums. Only the tile of a cluster's first CTA always begins within D."""
-    count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, _groups(record)
+    count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, groups_of(record)
     across_m, across_n = (size > 1 for size in record.cluster)
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
-    rank, tiles = _rank(record, place), named("tiles_m") * named("tiles_n") * ctas
+    rank, tiles = rank_of(record, place), named("tiles_m") * named("tiles_n") * ctas
     parts = Parts(
         # Consumers share a tile's vectors of four fp32 sums. Of every 8 columns a thread has one vector.
         count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
@@ -257,18 +257,16 @@ def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: _It
         record.atom_cols // 8 if record.tensor_tiles else 0,
     )  # fmt: skip
     cases = (False, True) if ctas > 1 else (None,)
-    adders = Adders(
-        _entry(record, program, along_n, place),
-        *(_contract(record, program, item, along_n, place, beyond) for beyond in cases),
-    )
+    within, *passed = (_contract(record, program, item, along_n, place, beyond) for beyond in cases)
+    adders = Adders(_entry(record, program, along_n, place), within, tuple(passed))
     if not pipeline.rank:
         return replace(pipeline, parts=parts, adders=adders)
-    own = _place(record, pipeline.rank)
+    own = place_of(record, pipeline.rank)
     stores = tuple(_contract(record, program, item, along_n, own, beyond) for beyond in cases)
     return replace(pipeline, parts=parts, adders=adders, stores=stores)
 
 
-def _groups(record: TmaRing) -> tuple[tuple[int, int], ...]:
+def groups_of(record: TmaRing) -> tuple[tuple[int, int], ...]:
     """The first thread of each group of consumers, and the one after its last."""
     if not isinstance(record, Warpgroups):
         return ((WARPGROUP, WARPGROUP + WARP * record.store_warps),)
@@ -276,21 +274,21 @@ def _groups(record: TmaRing) -> tuple[tuple[int, int], ...]:
     return tuple((WARPGROUP + at, WARPGROUP + at + size) for at in range(0, WARPGROUP * record.consumers, size))
 
 
-def _item_number(record: TmaRing, item: _Item) -> Polynomial:
+def _item_number(record: TmaRing, item: Item) -> Polynomial:
     """The number of an item of work. The slices of a tile have successive numbers."""
     return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
 
 
-def _limits(record: TmaRing) -> list[Polynomial]:
+def rest_limits(record: TmaRing) -> list[Polynomial]:
     """Polynomials that are at least 0 because ``in_m``, ``in_n`` and ``in_k`` are below a tile's extents."""
-    sizes = zip("mnk", _extents(record), strict=True)
+    sizes = zip("mnk", extents_of(record), strict=True)
     return [limit for x, size in sizes for limit in rests.limits(f"in_{x}", size)]
 
 
-def _item_bounds(record: TmaRing, item: _Item) -> Bounds:
+def item_bounds(record: TmaRing, item: Item) -> Bounds:
     """Bounds of all names that a contract has of the CTA while it computes an item."""
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
-    bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
+    bounds = common_bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
     bounds[("more",)] = (0, most if item.full else MAX_BAND - 1)
     # The bands before the item's lie within D, so ``bands`` times the width of a band is at most all tiles across.
@@ -298,24 +296,24 @@ def _item_bounds(record: TmaRing, item: _Item) -> Bounds:
 
 
 def _contract(
-    record: TmaRing, program: Program, item: _Item, along_n: int, place: tuple[Polynomial, Polynomial],
+    record: TmaRing, program: Program, item: Item, along_n: int, place: tuple[Polynomial, Polynomial],
     beyond: bool | None = None,
 ) -> Contract:  # fmt: skip
     """The contract of the CTA at a place of its cluster, while it computes an item. ``beyond``: whether its tile begins
     beyond D, None if that is not stated."""
-    bounds = _item_bounds(record, item) | _ranks(record)
+    bounds = item_bounds(record, item) | rank_bounds(record)
     count, current = record.split_k, _item_number(record, item)
-    items, most_items = item.rows * item.cols * count, _most_items(record)
+    items, most_items = item.rows * item.cols * count, most_items_of(record)
     # Each of these is at least 0. The third one bounds the number of the CTA's next item, so that it does not overflow.
     assumed = [
         most_items - items, most_items - 1 - current, 2 * most_items - 1 - current - named("grid_x"),
-        MAX_BAND - item.band, *_limits(record),
+        MAX_BAND - item.band, *rest_limits(record),
     ]  # fmt: skip
     facts = Facts(bounds, assumed)
     if count > 1:
         facts = with_slices(facts.also({}, most_items // count - 1 - item.number), count, record.bk)
-    rank = _rank(record, place)
-    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
+    rank = rank_of(record, place)
+    contract = launch_of(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
     row, col = (
         (x * each + at) * size
         for x, each, at, size in zip(item.tile, record.cluster, place, (record.bm, record.bn), strict=True)
@@ -339,14 +337,14 @@ def _contract(
     )  # fmt: skip
 
 
-def _slice_contract(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+def _slice_contract(record: TmaRing, program: Program, item: Item, along_n: int, rank: int) -> Contract:
     """The contract of a CTA whose cluster adds the slices of one tile. Its only item is the slice of its rank."""
-    most, count = _most_items(record), record.split_k
+    most, count = most_items_of(record), record.split_k
     tiles = item.rows * item.cols
-    assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *_limits(record)]
-    facts = with_slice(Facts(_item_bounds(record, item), assumed), rank, count, record.bk)
+    assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *rest_limits(record)]
+    facts = with_slice(Facts(item_bounds(record, item), assumed), rank, count, record.bk)
     first, total = slice_of(rank, count)
-    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, facts, rank, total)
+    contract = launch_of(record, program, item.rows, item.cols, item.band, along_n, facts, rank, total)
     row, col = (x * size for x, size in zip(item.tile, (record.bm, record.bn), strict=True))
     return replace(
         contract, tile=Tile(row, col, record.bm, record.bn), first=first * record.bk,
@@ -354,18 +352,18 @@ def _slice_contract(record: TmaRing, program: Program, item: _Item, along_n: int
     )  # fmt: skip
 
 
-def _slice_pipeline(record: TmaRing, cta: Contract, item: _Item, rank: int) -> Pipeline:
+def _slice_pipeline(record: TmaRing, cta: Contract, item: Item, rank: int) -> Pipeline:
     """The roles of the warps of a CTA whose cluster adds the slices of one tile. ``cta``: its ``_slice_contract``.
 
     The CTA has one item: the step to its next item is 0, and -1 says that there is none.
     """
     return Pipeline(
-        record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
+        record.stages, groups_of(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
         Polynomial.of(-1), rank, record.split_k, None, frozenset((rank,)), adds=True,
     )  # fmt: skip
 
 
-def _launch(
+def launch_of(
     record: TmaRing,
     program: Program,
     rows: Polynomial,
@@ -386,7 +384,7 @@ def _launch(
     item_k = named(TILES) * record.bk  # the k that an item sums over
     if total is None:
         total = named("all_tiles") if record.split_k > 1 else named(TILES)
-    high, wide, _ = _extents(record)
+    high, wide, _ = extents_of(record)
     # The last tile has in_m + 1 rows within the problem; likewise n and k.
     m, n, k = (
         covered - (size - 1) + rests.number(f"in_{x}", size)

@@ -12,8 +12,8 @@ with a coefficient per lane, and data are known by their origin, not by their va
   ``box_machine``, ``part_machine``, ``cluster_machine`` and ``warpgroup_machine`` add memory, partial sums, other CTAs
   and wgmma to that. ``accumulators`` checks the registers of wgmma.
 - ``sum_proof`` proves how a pipeline's partial sums are added, for any thread of a group (``share``) on
-  ``sum_machine``, a ``thread_machine`` that keeps its ``progress``. ``conditions`` has predicates that are not decided,
-  and ``rests`` names for quotients.
+  ``sum_machine``, a ``thread_machine`` that keeps its ``progress``. ``part_loops`` has its
+  loop over parts, ``conditions`` predicates that are not decided, and ``rests`` names for quotients.
 - ``cluster_sums`` says how CTAs of a cluster send each other partial sums (``sum_sender``), and why that suffices.
   ``cluster_sum_proof`` proves how they add them.
 - ``tensor_memory`` says how accumulators in tensor memory are used, and why that suffices. ``tensor_machine`` and
@@ -29,11 +29,11 @@ with a coefficient per lane, and data are known by their origin, not by their va
 from kernelproof.certificates import rests
 from kernelproof.certificates.certificate import ASSUMPTIONS, Certificate, Claim, prove, recheck
 from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, NotCertified, Quotient
+from kernelproof.certificates.facts import Facts, Fraction, Minimum, NotCertified, Quotient
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
-from kernelproof.certificates.pipelines import Adders, Parts, Pipeline
+from kernelproof.certificates.pipelines import Adders, ItemKind, Parts, Pipeline
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.single_shot import SingleShot
@@ -54,9 +54,12 @@ __all__ = [
     "Claim",
     "Contract",
     "Facts",
+    "Fraction",
     "GlobalAccess",
+    "ItemKind",
     "Items",
     "Matrix",
+    "Minimum",
     "NotCertified",
     "Parts",
     "Pipeline",

@@ -92,6 +92,20 @@ def _surely_at_most(low: Any, high: Any) -> bool:
     return bool(word.facts.known(y - x).min() == 1)
 
 
+def defined_least(a: Any, b: Any) -> Word | None:
+    """The smaller one of two numbers, if facts define a name as that."""
+    word = a if isinstance(a, Word) else b
+    if not word.facts.minima:
+        return None
+    x, y = (Word(polynomial(each, word.bits), word.bits, word.facts, word.signed) for each in (a, b))
+    least = word.facts.minimum(x.poly, y.poly)
+    if least is None:
+        return None
+    for each in (x, y):
+        each.number()  # neither of the two has overflowed
+    return Word(least, word.bits, word.facts, word.signed)
+
+
 def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     """The function that returns the larger, or the smaller, of two numbers in each lane. It raises NotCertified unless
     facts decide for all problems which one that is."""
@@ -99,6 +113,8 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     def extreme(a: Any, b: Any) -> Any:
         if not isinstance(a, Word) and not isinstance(b, Word):
             return (np.maximum if largest else np.minimum)(a, b)
+        if not largest and (least := defined_least(a, b)) is not None:
+            return least
         low, high = (b, a) if largest else (a, b)
         # Bounds are tried in both directions before the solver is asked, since it may not decide a false inequality.
         if _surely_at_most(low, high):
@@ -175,6 +191,8 @@ def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
     word = a if isinstance(a, Word) else b
     facts = word.facts
     x, y = (Word(polynomial(each, word.bits), word.bits, facts, word.signed).number() for each in (a, b))
+    if (defined := facts.fraction(x, y)) is not None:
+        return Word(defined[0], word.bits, facts, word.signed), Word(defined[1], word.bits, facts, word.signed)
     if facts.holds(x) and facts.holds(y - 1):
         for guess in _candidates(x, y):
             rest = x - y * guess

@@ -160,7 +160,8 @@ class ClusterSumMachine(ThreadMachine):
         source = int(sources.flat[0])
         if (sources != source).any() or source == NOBODY:
             raise NotCertified("a sum is loaded to where none has come, or threads load those of different slices")
-        return Partial(self.sums_at(rows, cols, SUM_BYTES), source, source + 1, self.ranks)
+        own, ranks = Polynomial.of(source), Polynomial.of(self.ranks)
+        return Partial(self.sums_at(rows, cols, SUM_BYTES), own, own + 1, ranks)
 
     def sums_at(self, rows: Lanes, cols: Lanes, width: int) -> Cells:
         """Sums as elements of any thread. ``rows``, ``cols``: their places in D's tile, for each thread and element."""

@@ -18,26 +18,15 @@ from kernelproof.certificates.polynomials import Lanes, Monomial, Polynomial
 from kernelproof.certificates.sieve import Sieve
 
 
-@dataclass(frozen=True)
-class Fraction:
-    """The number ``whole`` is ``dividend`` divided by ``divisor``, rounded down."""
-
-    dividend: Polynomial
-    divisor: Polynomial
-    whole: Polynomial
-
-
 @dataclass
 class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
-    of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``fractions``: names
-    that are defined as quotients. ``asks``: whether the solver is asked where bounds do not decide. ``private``: names
-    that tell threads apart. ``above``: (polynomial, number of low bits, number of all bits) -> the name of what is
-    above the low ones."""
+    of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``asks``: whether
+    the solver is asked where bounds do not decide. ``private``: names that tell threads apart. ``above``: (polynomial,
+    number of low bits, number of all bits) -> the name of what is above the low ones."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     by_lane: list[Polynomial] = field(default_factory=list)
-    fractions: list[Fraction] = field(default_factory=list)
     asks: bool = True
     private: frozenset[str] = frozenset()
     above: dict[object, str] = field(default_factory=dict)
@@ -46,7 +35,10 @@ class OpenFacts(Facts):
 
     @classmethod
     def of(cls, facts: Facts, *assumed: Polynomial) -> OpenFacts:
-        return cls(dict(facts.bounds), [*facts.assumed, *assumed], facts.questions, list(facts.quotients))
+        return cls(
+            dict(facts.bounds), [*facts.assumed, *assumed], facts.questions, list(facts.quotients),
+            list(facts.fractions), list(facts.minima),
+        )  # fmt: skip
 
     def learn(self, *assumed: Polynomial) -> None:
         """Assume that more polynomials are at least 0, up to the end of the side."""
@@ -244,6 +236,26 @@ class Multiple:
 
     def names(self) -> set[str]:
         return set(self.number.names())
+
+
+@dataclass(frozen=True)
+class Unstated:
+    """A statement of which nothing is known. ``of``: the names that tell threads apart for which it may differ."""
+
+    of: frozenset[str]
+
+    def negation(self) -> Unstated:
+        return self
+
+    def known(self, _: OpenFacts) -> Lanes:
+        return np.array([-1])
+
+    @property
+    def key(self) -> object:
+        return self.of
+
+    def names(self) -> set[str]:
+        return set(self.of)
 
 
 @dataclass(frozen=True)

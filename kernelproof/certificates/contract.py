@@ -183,15 +183,7 @@ class Contract:
             ),
             put(self.sum_end),
             tiled(self.tile) if self.tile else None,
-            Facts(
-                {x: limits for x, limits in self.facts.bounds.items() if name not in x} | bounds,
-                [put(each) for each in self.facts.assumed],
-                self.facts.questions,
-                [
-                    x._replace(dividend=put(x.dividend), whole=put(x.whole), rest=put(x.rest))
-                    for x in self.facts.quotients
-                ],
-            ),
+            self.facts.where(name, value, bounds),
             self.slices.put(put) if self.slices else None,
             self.block,
             self.step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -41,25 +41,84 @@ class Quotient(NamedTuple):
     rest: Polynomial
 
 
+class Fraction(NamedTuple):
+    """Where ``given`` is at least 0 (always if that is None), ``divisor`` is positive, ``dividend`` is at least 0, and
+    ``whole`` is the dividend divided by the divisor and rounded down. ``rest``: the remainder, if it has a name."""
+
+    dividend: Polynomial
+    divisor: Polynomial
+    whole: Polynomial
+    given: Polynomial | None = None
+    rest: Polynomial | None = None
+
+    def put(self, change: Callable[[Polynomial], Polynomial]) -> Fraction:
+        """The fraction for other problems: its polynomials are changed by a function."""
+        return Fraction(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
+
+
+class Minimum(NamedTuple):
+    """``least`` is the smaller one of ``first`` and ``second``."""
+
+    first: Polynomial
+    second: Polynomial
+    least: Polynomial
+
+
 @dataclass
 class Facts:
     """Bounds of names and of products of names, all of which are at least 0, and polynomials that are at least 0.
 
-    ``quotients``: names that are defined as quotients and rests. ``questions``: how many questions bounds answered, and
-    how many the solver.
+    ``quotients``: names that are defined as quotients and rests. ``fractions``, ``minima``: names that are defined as
+    quotients by numbers that depend on the problem, and as the smaller one of two numbers. ``questions``: how many
+    questions bounds answered, and how many the solver.
     """
 
     bounds: dict[Monomial, tuple[int, int]]
     assumed: list[Polynomial] = field(default_factory=list)
     questions: dict[str, int] = field(default_factory=lambda: {"bounds": 0, "solver": 0})
     quotients: list[Quotient] = field(default_factory=list)
+    fractions: list[Fraction] = field(default_factory=list)
+    minima: list[Minimum] = field(default_factory=list)
     _bounded: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
     # Of ``known``, by the polynomial: the answer, and how many of the assumed polynomials it takes into account.
     _answers: dict[object, tuple[Lanes, int]] = field(default_factory=dict)
 
     def also(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
         """These facts and more."""
-        return Facts(self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients)
+        return Facts(
+            self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients, self.fractions, self.minima
+        )  # fmt: skip
+
+    def where(self, name: str, value: Polynomial, bounds: dict[Monomial, tuple[int, int]]) -> Facts:
+        """The facts of the problems in which a name has a value. ``bounds``: of the names in that value."""
+
+        def put(poly: Polynomial) -> Polynomial:
+            return poly.substituted(name, value)
+
+        return Facts(
+            {x: limits for x, limits in self.bounds.items() if name not in x} | bounds,
+            [put(each) for each in self.assumed],
+            self.questions,
+            [x._replace(dividend=put(x.dividend), whole=put(x.whole), rest=put(x.rest)) for x in self.quotients],
+            [each.put(put) for each in self.fractions],
+            [Minimum(*map(put, x)) for x in self.minima],
+        )
+
+    def fraction(self, dividend: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial] | None:
+        """The quotient and the remainder of two numbers if names are defined as these, else None."""
+        for each in self.fractions:
+            same = dividend.equals(each.dividend) and divisor.equals(each.divisor)
+            if same and (each.given is None or self.known(each.given).min() == 1):
+                return each.whole, dividend - divisor * each.whole if each.rest is None else each.rest
+        return None
+
+    def minimum(self, first: Polynomial, second: Polynomial) -> Polynomial | None:
+        """The smaller one of two numbers if a name is defined as that, else None."""
+        for each in self.minima:
+            for a, b in ((first, second), (second, first)):
+                if a.equals(each.first) and b.equals(each.second):
+                    return each.least
+        return None
 
     def _monomial(self, monomial: Monomial) -> tuple[int, int]:
         """Bounds of a product of names."""

@@ -17,7 +17,7 @@ from kernelproof.certificates.contract import Bounds, Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import Invariant, is_number, poly_of, substituted
 from kernelproof.certificates.loops import TILES
-from kernelproof.certificates.pipelines import Protocol
+from kernelproof.certificates.pipelines import ItemKind, Protocol
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_controls import Controls, is_known, known_number
@@ -43,7 +43,9 @@ class ItemRole(ABC):
         self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, what: str,
         group: int, items: int, after: int | None,
     ) -> None:  # fmt: skip
-        self.program, self.contract, self.protocol, self.kinds = program, contract, protocol, kinds
+        self.program, self.protocol, self.kinds = program, protocol, kinds
+        self.item_kinds = protocol.pipeline.kinds_of(contract)
+        self.kind_number = 0  # of the item that is proven
         self.threads, self.what, self.group, self.items, self.after = threads, what, group, items, after
         self.pipeline = protocol.pipeline
         self.invariant: Invariant | None = None  # of an inner loop, where the role has one
@@ -52,27 +54,34 @@ class ItemRole(ABC):
         self.written = registers_of(program, program.loops[items])[1]
         self.instructions = 0
         self.machines: dict[object, RoleMachine] = {}
+        self.entries: list[RoleState] = []  # for each kind of items, the state in which its first one is reached
         self.bases: dict[RoleMachine, RoleState] = {}
 
     @abstractmethod
     def body(self, at: Controls) -> Iterable[Controls]:
         """Prove an item that begins with these controls, and return all controls to which it may lead."""
 
-    def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
+    def machine(
+        self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False,
+        contract: Contract | None = None,
+    ) -> RoleMachine:  # fmt: skip
         """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts.
 
         ``bounds``: of the names in ``tiles``. ``assumed``: numbers that are at least 0 in these problems. ``keeps``:
-        see ``RoleMachine``.
+        see ``RoleMachine``. ``contract``: None for that of the kind of items.
         """
-        key = tiles.key, tuple(each.key for each in assumed), keeps
+        stated = contract or self.kind.contract
+        key = id(stated), tiles.key, tuple(each.key for each in assumed), keeps
         if key not in self.machines:
-            self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
+            self.machines[key] = self._machine(stated, tiles, bounds, assumed, keeps)
         return self.machines[key]
 
-    def _machine(self, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool) -> RoleMachine:
+    def _machine(
+        self, contract: Contract, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool
+    ) -> RoleMachine:
         """The new machine that ``machine`` returns."""
-        same = tiles.equals(named(TILES))
-        contract = self.contract if same else self.contract.where(TILES, tiles, bounds)
+        if not tiles.equals(named(TILES)):
+            contract = contract.where(TILES, tiles, bounds)
         if assumed:
             contract = replace(contract, facts=contract.facts.also({}, *assumed))
         return machine_of(self.pipeline)(
@@ -95,6 +104,16 @@ class ItemRole(ABC):
             return None
         return after
 
+    def _behind_item(self, machine: RoleMachine, state: RoleState, last: bool, *stops: int) -> RoleState | None:
+        """As ``_ran`` from a state in an item to the head of the loop over items or to a block of ``stops``. If the
+        item is the CTA's ``last`` one, the loop is also left, whether that is decided at its head or before."""
+        end = self._ran(machine, state, self.items, *stops)
+        if last and end is not None and end.block == self.items:
+            end = self._ran(machine, end, self.items, *stops)
+            if end is not None and end.block != self.items:
+                raise NotCertified("a CTA goes on after its last item of work")
+        return end
+
     def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
         """A state, with its track, for the problems in which a name has a value."""
         out = substituted(state, name, value, machine.facts, self.kinds)
@@ -105,8 +124,8 @@ class ItemRole(ABC):
     # --- items
 
     def prove(self, entry: RoleState) -> None:
-        """Prove all items of the role. ``entry``: the state in which it first reaches the loop over items."""
-        entry = self.at_entry(entry)
+        """Prove all items of the role, of every kind. ``entry``: the state in which it first reaches the loop over
+        items."""
         first = self.pipeline.first
         self.item_registers: list[str] = []
         controls: dict[str, Any] = {}
@@ -121,8 +140,9 @@ class ItemRole(ABC):
                 controls[name] = known_number(value)
             else:
                 entry.registers[name] = UNKNOWN
-        self.entry, self.control_names = entry, sorted(controls)
-        todo, seen = [Controls(controls, entry)], set[object]()
+        self.control_names = sorted(controls)
+        self.entries = [self.at_entry(entry, number) for number in range(len(self.item_kinds))]
+        todo, seen = [Controls(controls, self.entries[0])], set[object]()
         while todo:
             at = todo.pop()
             if at.key in seen:
@@ -130,15 +150,29 @@ class ItemRole(ABC):
             seen.add(at.key)
             if len(seen) > MOST_CONTROLS:
                 raise NotCertified("the numbers at the head of the loop over items never come again")
-            todo += self.body(at)
+            for number in range(len(self.item_kinds)):
+                self.kind_number = number
+                todo += self.body(at)
 
-    def at_entry(self, entry: RoleState) -> RoleState:
-        """The state at the entry, for the contract of an item."""
+    def at_entry(self, entry: RoleState, number: int) -> RoleState:
+        """The state at the entry, for the contract of an item of a kind, whose number is given."""
+        self.kind_number = number
         machine = self.machine(named(TILES), {})
-        for old, new in self.pipeline.names.items():
+        for old, new in self.kind.names.items():
             entry = self._put(entry, old, new, machine)
+        entry = entry.copied()
         entry.track.held = {}
         return entry
+
+    @property
+    def kind(self) -> ItemKind:
+        """The kind of the item that is proven."""
+        return self.item_kinds[self.kind_number]
+
+    @property
+    def entry(self) -> RoleState:
+        """The state in which the first item of the kind is reached."""
+        return self.entries[self.kind_number]
 
     def _at_item(self, at: Controls, machine: RoleMachine) -> RoleState:
         """The state at the head of the loop over items, for any item and the problems of a machine."""
@@ -146,7 +180,7 @@ class ItemRole(ABC):
             base = self.entry.copied()
             base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
             for name in self.item_registers:
-                base.registers[name] = Word(self.pipeline.current, 32, machine.facts)
+                base.registers[name] = Word(self.kind.current, 32, machine.facts)
             self.bases[machine] = self._put(base, TILES, machine.tiles, machine)
         state = self.bases[machine].copied()
         state.registers |= at.registers
@@ -171,13 +205,12 @@ class ItemRole(ABC):
             return
         if last or state.block != self.items:
             raise NotCertified("a CTA goes on after its last item of work")
-        following = self.pipeline.current + self.pipeline.step
+        following = self.kind.current + self.pipeline.step
         for name in self.item_registers:
             value = state.registers.get(name)
             if not is_number(value) or not poly_of(value).equals(following):
                 raise NotCertified("the item after an item is not that of the CTA")
 
-    def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
-        """Whether an item is the CTA's last: both cases, each with a polynomial that is at least 0 in it."""
-        variants = (False, self.pipeline.left), (True, -self.pipeline.left - 1)
-        return variants[1:] if self.pipeline.adds else variants
+    def _variants(self) -> tuple[tuple[bool, tuple[Polynomial, ...]], ...]:
+        """Whether an item is the CTA's last: the cases that its kind has, each with polynomials that are at least 0."""
+        return self.kind.last

@@ -48,6 +48,15 @@ class PartMachine(BoxMachine):
             rows, cols = left.rows - int(tile.row.constant), left.cols - int(tile.col.constant)
             self.protocol.leave(replace(left, rows=rows, cols=cols))
 
+    def finish_stores(self) -> None:
+        """As in the base class. A group that adds partial sums goes on, and ``sum_proof`` shows that it waits for its
+        stores before it ends."""
+        if self.role == CONSUMER and self.pipeline.parts is not None:
+            if self.track.stores.open:
+                raise NotCertified("a group goes on to partial sums with bulk stores that are in no group")
+            return
+        super().finish_stores()
+
     def _group_barrier(self, number: Any, count: Any, m: Mask) -> None:
         """bar.sync of exactly the threads of one group of consumers, at a barrier that no other group uses. Raises
         NotCertified for any other one."""

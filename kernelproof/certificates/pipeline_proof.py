@@ -62,7 +62,9 @@ class PipelineProof:
             adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding) for cta in ctas]
             yield from ClusterSumProof(self.program, self.kinds, adding).cases()
         if self.pipeline.adders is not None:
-            yield from SumProof(self.program, self.pipeline, [cta.protocol for cta in ctas], self.kinds).cases()
+            stores = any((state.track.stores.read != 0).any() for cta in ctas for state in cta.adding)
+            protocols = [cta.protocol for cta in ctas]
+            yield from SumProof(self.program, self.pipeline, protocols, self.kinds, stores).cases()
 
     def _barrier(self) -> int:
         """The block after the barrier of the CTA, or of its cluster. A barrier within a loop is not that one: groups

@@ -35,7 +35,7 @@ nobody arrives there later. Consumers end after all bytes have come.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,14 +59,18 @@ MOST_BARRIERS = 15  # the highest number of a barrier of bar.sync
 class Parts:
     """Partial sums in a workspace, which all groups of all CTAs add after their items; see ``sum_proof``.
 
-    ``count``: how many parts a tile has. ``vectors``: how many vectors of four sums each thread has of a tile, with
-    ``columns`` vectors in a row, and ``together`` in an iteration of the loop that adds them. ``tiles``: how many tiles
-    D has, in the contract up to the first item. ``tile``: the number of a tile, in the contract of an item. ``cta``:
-    the number of a CTA. ``ctas``: how many there are; all run at the same time. ``chunk``: how many vectors of a row
-    a thread stores at once; 0 for all.
+    ``count``: how many parts a tile has; a polynomial if that varies. ``first``: the number of the slab of a tile's
+    first part, None for ``tile`` * ``count``; its other parts have the slabs after that. ``vectors``: how many vectors
+    of four sums each thread has of a tile, with ``columns`` vectors in a row, and ``together`` in an iteration of the
+    loop that adds them. ``tiles``: how many tiles are added, in the contract up to the first item. ``tile``: the number
+    of a tile, in the contract of an item. ``cta``: the number of a CTA. ``ctas``: how many there are; all run at the
+    same time. ``chunk``: how many vectors of a row a thread stores at once; 0 for all.
+
+    Only if ``count`` varies: ``at_once``: how many parts an iteration of the innermost loop loads at most. ``widths``:
+    pairs of a count, and of ``together`` for tiles that have at most so many parts; others have ``together``.
     """
 
-    count: int
+    count: int | Polynomial
     vectors: int
     columns: int
     together: int
@@ -75,6 +79,15 @@ class Parts:
     cta: Polynomial
     ctas: Polynomial
     chunk: int = 0
+    first: Polynomial | None = None
+    at_once: int = 0
+    widths: tuple[tuple[int, int], ...] = ()
+
+    def of_count(self, count: int | Polynomial) -> Parts:
+        """These parts, if a tile has so many."""
+        number = count if isinstance(count, int) else self.at_once + 1
+        together = next((width for most, width in self.widths if number <= most), self.together)
+        return replace(self, count=count, together=together)
 
 
 @dataclass(frozen=True)
@@ -82,13 +95,35 @@ class Adders:
     """Contracts of any CTA of a cluster, for the proof of how partial sums are added: the CTA that adds, and the one
     whose tile it adds, may have any ranks.
 
-    ``entry``: up to the first item. ``within``: of an item, if the CTA's tile begins within D. ``beyond``: if it does
-    not, None if every tile does.
+    ``entry``: up to the first item. ``within``: of a tile that is added; None if there are none. ``passed``: of tiles
+    that are not added: those that begin beyond D or, if the number of parts varies, have one part.
     """
 
     entry: Contract
-    within: Contract
-    beyond: Contract | None = None
+    within: Contract | None
+    passed: tuple[Contract, ...] = ()
+
+
+@dataclass(frozen=True)
+class ItemKind:
+    """One of several kinds of items of a CTA, such as whole tiles and slices of k.
+
+    ``contract``: of such an item. ``names``, ``current``: as in ``Pipeline``. ``last``: for each case in which the CTA
+    has no next item (True) or has one (False), polynomials that are at least 0 in it. ``is_empty``: the item has no
+    k-tiles, and every role skips it. ``behind``: contracts of a consumer behind its products, one for each case that it
+    tells apart; empty if it has that of the item. ``loop``: names of the contract ``loop`` of ``Pipeline`` -> their
+    values for this kind.
+
+    All kinds name the same places in A, B and D by the same polynomials, so that a stage holds the same elements.
+    """
+
+    contract: Contract
+    names: dict[str, Polynomial]
+    current: Polynomial
+    last: tuple[tuple[bool, tuple[Polynomial, ...]], ...]
+    is_empty: bool = False
+    behind: tuple[Contract, ...] = ()
+    loop: dict[str, Polynomial] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,6 +137,8 @@ class Pipeline:
       their values for the item ``current``.
     - ``step``: the difference from an item to the CTA's next one. ``left``: at least 0 if there is a next one.
     - ``parts``, ``adders``: how and by whom the partial sums of items are added; None if items are complete tiles.
+    - ``kinds``: the kinds of a CTA's items; empty if it has one kind, which ``names``, ``current`` and ``left`` state.
+    - ``loop``: a contract of the loop over k-tiles that holds for every kind; None for that of the kind.
 
     In a cluster:
 
@@ -134,6 +171,14 @@ class Pipeline:
     adds: bool = False
     tensor: TensorPlan | None = None
     stores: tuple[Contract, ...] = ()
+    kinds: tuple[ItemKind, ...] = ()
+    loop: Contract | None = None
+
+    def kinds_of(self, contract: Contract) -> tuple[ItemKind, ...]:
+        """The kinds of items; ``contract``: that of the items if there is one kind."""
+        cases = (True, (-self.left - 1,)), (False, (self.left,))
+        last = cases[:1] if self.adds else cases[::-1]
+        return self.kinds or (ItemKind(contract, self.names, self.current, last),)
 
     @property
     def leader(self) -> int:

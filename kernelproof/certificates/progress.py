@@ -43,6 +43,7 @@ class Progress:
     - ``synchronised``: it has passed the group's barrier.
     - ``added``: it has added and stored all of its vectors.
     - ``cleared``: it has returned the counter to zero; None if it does so exactly when its group is the last.
+    - ``stores_read``: it has waited until bulk stores of its items have read shared memory.
     - ``stored``: the sums that it has stored, in VECTORS those of the current iteration.
     """
 
@@ -51,6 +52,7 @@ class Progress:
     synchronised: bool = False
     added: bool = False
     cleared: bool | None = False
+    stores_read: bool = False
     stored: dict[Key, Stored] = field(default_factory=dict)
 
     def copied(self) -> Progress:

@@ -63,6 +63,10 @@ class Controls:
     @property
     def key(self) -> object:
         """A key that is equal for equal numbers and an equal position, item and stores of the role's track."""
-        numbers = tuple((name, number_key(value)) for name, value in sorted(self.registers.items()))
         track = self.state.track
-        return numbers, track.position, track.item, track.stores.key
+        return self.numbers, track.position, track.item, track.stores.key
+
+    @property
+    def numbers(self) -> object:
+        """A key that is equal for equal numbers."""
+        return tuple((name, number_key(value)) for name, value in sorted(self.registers.items()))

@@ -133,6 +133,10 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             raise NotCertified("a CTA may end before others of its cluster have handed back its last stages")
         if not self.track.idle or self.track.step.terms:
             raise NotCertified("a thread ends in the middle of an item")
+        self.finish_stores()
+
+    def finish_stores(self) -> None:
+        """Check the stores that the threads leave behind when they end."""
         self.track.stores.finish()
 
     # --- which threads

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from kernelproof.certificates.cells import UNKNOWN, Kinds, Unknown
@@ -58,11 +59,13 @@ End = tuple[RoleState | None, dict[str, Unknown]]
 
 @dataclass
 class Inner:
-    """What is proven of the loop over k-tiles, where items begin with the same accumulators: ``first`` and ``last``,
-    the states in which the loop is reached and left, and by position its ``controls`` and, after the loop, ``left``."""
+    """What is proven of the loop over k-tiles, where items have one contract of it and begin with the same
+    accumulators: ``first`` and ``last``, the states in which the loop is reached and left, the ``names`` of its
+    controls, and by position its ``controls`` and, after the loop, ``left``."""
 
     first: RoleState | None = None
     last: RoleState | None = None
+    names: list[str] = field(default_factory=list)
     controls: dict[int, dict[str, Any]] = field(default_factory=dict)
     left: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -96,9 +99,12 @@ class Role(ItemRole):
             tail, exit_ = tail_of(program, items, self.exits)
             body, self.exits = body | tail, [exit_]
         self.in_loop, self.written_in_loop = registers_of(program, body)
-        # The loop is proven for each place of accumulators in tensor memory, since registers have that place.
-        self.inners: dict[int, Inner] = {}
+        # The loop is proven for each kind of items and each place of accumulators in tensor memory, since registers
+        # depend on these.
+        self.inners: dict[tuple[int, int], Inner] = {}
         self.inner = Inner()
+        self.headed = set[object]()  # for which items the loop over k-tiles is known to be reached as it must be
+        self.checked = set[int]()  # the kinds of items for which the contract of the inner loop holds
         self.ends: dict[object, list[End]] = {}
 
     # --- the loop over items
@@ -107,7 +113,7 @@ class Role(ItemRole):
         if not self.pipeline.adds:
             super().prove(entry)
             return
-        for _ in self._from_head(self.at_entry(entry)):
+        for _ in self._from_head(self.at_entry(entry, 0)):
             raise NotCertified("a CTA goes on after its item of work")
 
     def body(self, at: Controls) -> Iterator[Controls]:
@@ -115,20 +121,41 @@ class Role(ItemRole):
         if self.what == CONSUMER and at.state.track.item % groups != self.group:
             yield from self._skip(at)
             return
+        if self.kind.is_empty:
+            yield from self._pass_over(at)
+            return
         machine = self.machine(named(TILES), {})
         state = self._ran(machine, self._at_item(at, machine), self.head, self.items)
         if state is None or state.block != self.head:
             raise NotCertified("an item is not computed")
-        yield from self._from_head(state)
+        yield from self._from_head(state, at)
 
-    def _from_head(self, state: RoleState) -> Iterator[Controls]:
-        """The same, from the state in which an item reaches the loop over k-tiles."""
+    def _pass_over(self, at: Controls) -> Iterator[Controls]:
+        """Prove that the role skips an item without k-tiles."""
+        for last, known in self._variants():
+            machine = self.machine(Polynomial.of(0), {}, *known)
+            machine.skipped = 0
+            state = self._behind_item(machine, self._at_item(at, machine), last, self.head)
+            self._next_item(last, state)
+            if state is not None:
+                machine.end_item()
+                yield Controls(self._controls(state, {}, {}), state)
+
+    def _from_head(self, state: RoleState, at: Controls | None = None) -> Iterator[Controls]:
+        """The same, from the state in which an item reaches the loop over k-tiles. ``at``: its controls, if it has
+        some."""
         tensor = self.pipeline.tensor
         place = state.track.item % tensor.tiles if tensor and self.what == MULTIPLIER else 0
-        self.inner = self.inners.setdefault(place, Inner())
-        self._check_head(state)
-        if self.peeled:
-            self._only_iteration(state)
+        self.inner = self.inners.setdefault((0 if self.pipeline.loop else self.kind_number, place), Inner())
+        # Items of one kind with the same controls have the same registers here. Stores of D before do not matter: no
+        # iteration may touch their memory.
+        known = (self.kind_number, place, state.track.position, at.numbers) if at else None
+        if known not in self.headed:
+            self._check_head(state)
+            if self.peeled:
+                self._only_iteration(state)
+            if known:
+                self.headed.add(known)
         for (end, covers), position in self._ends(state):
             if end is None:
                 continue
@@ -143,9 +170,9 @@ class Role(ItemRole):
             tiles = named(TURN) * self.pipeline.round + rest
             bounds: Bounds = {(TURN,): (0 if rest else 1, self.pipeline.most // self.pipeline.round)}
             for last, known in self._variants():
-                machine = self.machine(tiles, bounds, known)
+                machine = self.machine(tiles, bounds, *known)
                 machine.skipped = rest
-                state = self._ran(machine, self._at_item(at, machine), self.items, self.head)
+                state = self._behind_item(machine, self._at_item(at, machine), last, self.head)
                 self._next_item(last, state)
                 if state is not None:
                     machine.end_item()
@@ -163,9 +190,37 @@ class Role(ItemRole):
         if self.inner.first is None:
             self.inner.first, self.behind = state, len(state.track.held or {})
             self._prove_loop()
-        position = state.track.position
-        self._turns(self.inner.first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
+        self._check_loop()
+        position, first = state.track.position, self._of_kind(self.inner.first, machine)
+        self._turns(first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, self._track(self.inner.first.track, position, Polynomial.of(self.peeled)))
+
+    def _of_kind(self, state: RoleState, machine: RoleMachine) -> RoleState:
+        """A state of the inner loop, as its contract spells it, for items of the kind."""
+        for old, new in self.kind.loop.items():
+            state = self._put(state, old, new, machine)
+        return state
+
+    def _check_loop(self) -> None:
+        """Check that the contract of the inner loop holds for items of the kind. Raises NotCertified."""
+        loop, facts, values = self.pipeline.loop, self.kind.contract.facts, self.kind.loop
+        if loop is None or self.kind_number in self.checked:
+            return
+        assumed = list(loop.facts.assumed)
+        for monomial, (low, high) in loop.facts.bounds.items():
+            if monomial and facts.bounds.get(monomial) != (low, high):
+                value = Polynomial({monomial: 1})
+                assumed += [value - low, high - value]
+        for each in assumed:
+            for old, new in values.items():
+                each = each.substituted(old, new)
+            if not facts.holds(each):
+                raise NotCertified(f"the main loop is proven for items with {each} at least 0 only")
+        self.checked.add(self.kind_number)
+
+    def _loop_machine(self, tiles: Polynomial, bounds: Bounds, keeps: bool = False) -> RoleMachine:
+        """A machine for iterations of the inner loop."""
+        return self.machine(tiles, bounds, keeps=keeps, contract=self.pipeline.loop)
 
     def _first_iteration(self, head: RoleState, machine: RoleMachine) -> RoleState:
         """The state after the peeled iteration, where others follow it."""
@@ -186,7 +241,8 @@ class Role(ItemRole):
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
-        self._check_left(self._put(self.inner.last, TURN, Polynomial.of(0), machine), state, machine)
+        last = self._of_kind(self._put(self.inner.last, TURN, Polynomial.of(0), machine), machine)
+        self._check_left(last, state, machine)
 
     def _check_left(self, last: RoleState, state: RoleState, machine: RoleMachine) -> None:
         """Check that a state after the inner loop is ``last``, from which the proof goes on, at its own position."""
@@ -237,18 +293,16 @@ class Role(ItemRole):
             self.invariant = self._guessed()
             self.instructions = proven  # a guess proves nothing
         stated = self.invariant.words.keys() | self.invariant.sums.keys() | set(self.invariant.unknown)
-        self.loop_controls = [
+        self.inner.names = [
             self.variable(register) for register in self._looked_at(self.head)
             if register in self.written_in_loop and register not in stated
             and is_known(self.inner.first.registers.get(self.variable(register)))
         ]  # fmt: skip
-        self.inner.controls[start] = {
-            name: known_number(self.inner.first.registers[name]) for name in self.loop_controls
-        }
+        self.inner.controls[start] = {name: known_number(self.inner.first.registers[name]) for name in self.inner.names}
         for position in (*range(start, round_), *range(start)):
             self._iteration(position)
         if {n: number_key(v) for n, v in self.inner.controls[start].items()} != {
-            n: number_key(self.inner.first.registers[n]) for n in self.loop_controls
+            n: number_key(self.inner.first.registers[n]) for n in self.inner.names
         }:
             raise NotCertified("the numbers of the ring are not the same after two rounds")
         for position in range(round_):
@@ -259,7 +313,7 @@ class Role(ItemRole):
         assert self.inner.first is not None
         round_ = self.pipeline.round
         tiles = named(REST) + (round_ + 1 + self.peeled)
-        machine = self.machine(tiles, {(REST,): (1, self.pipeline.most)})
+        machine = self._loop_machine(tiles, {(REST,): (1, self.pipeline.most)})
         first = state = self._put(self.inner.first, TILES, tiles, machine)
         for _ in range(round_):
             after = self._ran(machine, state, self.head, *self.exits)
@@ -297,7 +351,7 @@ class Role(ItemRole):
         """Prove any iteration that is not the last one, at a position."""
         assert self.inner.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
-        machine = self.machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
+        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block != self.head:
@@ -305,21 +359,21 @@ class Role(ItemRole):
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self._check_track(state, self._track(start.track, following, named(TURN) + 1))
-        self.inner.controls[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
+        self.inner.controls[following] = {name: known_number(state.registers.get(name)) for name in self.inner.names}
         turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), following)
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
     def _last_iteration(self, position: int) -> None:
         """Prove the last iteration, to the loop's exit, at a position."""
         tiles = named(TURN) + 1
-        machine = self.machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
+        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
-        self.inner.left[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
+        self.inner.left[following] = {name: known_number(state.registers.get(name)) for name in self.inner.names}
         if self.inner.last is None:
             # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
             track = state.track if self.peeled else start.track
@@ -342,7 +396,7 @@ class Role(ItemRole):
         drains = self.what == PRODUCER and self.pipeline.drains
         for position in range(self.pipeline.round):
             at = position if drains else None
-            key = known, head.track.stores.key, head.track.item, at
+            key = self.kind_number, known, head.track.stores.key, head.track.item, at
             if key not in self.ends:
                 self.ends[key] = list(self._ended(head, others, at))
             for end in self.ends[key]:
@@ -351,19 +405,20 @@ class Role(ItemRole):
     def _ended(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
         """The ends of an item that leaves the inner loop at a position in the ring, or at any if that is None."""
         assert self.inner.last is not None
-        for last, known in self._variants():
-            machine = self.machine(named(TILES), {}, known)
-            state = self._put(self.inner.last, TURN, named(TILES) - 1, machine)
+        contracts = self.kind.behind if self.what == CONSUMER else ()
+        for (last, known), contract in product(self._variants(), contracts or (None,)):
+            machine = self.machine(named(TILES), {}, *known, contract=contract)
+            state = self._of_kind(self._put(self.inner.last, TURN, named(TILES) - 1, machine), machine)
             for name in others:
                 state.registers[name] = head.registers.get(name)
-            covers = {name: Unknown() for name in self.loop_controls} if position is None else {}
+            covers = {name: Unknown() for name in self.inner.names} if position is None else {}
             state.registers |= covers or self.inner.left[position or 0]
             bound = rebound(state, lambda poly: poly, machine.facts)
             assert isinstance(bound, RoleState)
             state = bound
             state.track.stores, state.track.item = head.track.stores.copied(), head.track.item
             state.track.position = position or 0
-            end = self._ran(machine, state, self.items)
+            end = self._behind_item(machine, state, last)
             self._next_item(last, end)
             if end is not None:
                 machine.end_item()

@@ -67,9 +67,15 @@ class Share:
     _checked: set[object] = field(default_factory=set)  # the keys of places that ``check_place`` has proven
 
     @property
-    def count(self) -> int:
+    def count(self) -> Polynomial:
         """The parts of a tile: its slices of k, which are also its slabs."""
-        return self.parts.count
+        count = self.parts.count
+        return Polynomial.of(count) if isinstance(count, int) else count
+
+    @property
+    def first_slab(self) -> Polynomial:
+        """The number of the slab of a tile's first part."""
+        return self.tile * self.count if self.parts.first is None else self.parts.first
 
     @property
     def vectors(self) -> int:

@@ -32,7 +32,8 @@ class Slices:
 
     ``count``: how many slices the tile has, and so CTAs and slabs. ``own``: the number of the CTA's slice, from 0 on.
     ``tile``: the number of the tile; its slab for slice s is number tile * count + s. ``elements``: how many sums a
-    slab has. ``arrived``: how many of the tile's CTAs were counted before this one.
+    slab has. ``arrived``: how many of the tile's CTAs were counted before this one. ``slab``: the number of the own
+    slab, if it is another one.
     """
 
     count: int
@@ -40,6 +41,12 @@ class Slices:
     tile: Polynomial
     elements: int
     arrived: Polynomial
+    slab: Polynomial | None = None
+
+    @property
+    def own_slab(self) -> Polynomial:
+        """The number of the CTA's own slab."""
+        return self.tile * self.count + self.own if self.slab is None else self.slab
 
     @property
     def last(self) -> bool:
@@ -48,7 +55,8 @@ class Slices:
 
     def put(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
         """The slice for other problems: its polynomials are changed by a function, except for ``arrived``."""
-        return replace(self, own=change(self.own), tile=change(self.tile))
+        slab = None if self.slab is None else change(self.slab)
+        return replace(self, own=change(self.own), tile=change(self.tile), slab=slab)
 
 
 class Stage(IntEnum):
@@ -89,13 +97,37 @@ class SlabContents:
         return SlabContents(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
 
 
+class Complete(Cells):
+    """Sums over all slices, to which nothing can be added but zeros. ``is_float``: as in ``Partial``."""
+
+    __slots__ = ("is_float",)
+
+    def __init__(self, sums: Cells) -> None:
+        super().__init__(sums.kinds, sums.rows, sums.cols, sums.width)
+        self.is_float = False
+
+    def view(self, kind: Any) -> Complete:
+        super().view(kind)
+        out = Complete(self)
+        out.is_float = np.dtype(kind).kind == "f"
+        return out
+
+    def __add__(self, other: Any) -> Complete:
+        is_zero = isinstance(other, np.ndarray) and other.dtype.kind == "f" and not other.any()
+        if not (self.is_float and is_zero):
+            raise NotCertified("something else than zeros is added to a sum over all slices")
+        return Complete(self)
+
+    __radd__ = __add__
+
+
 class Partial(Cells):
     """Partial sums, or what was added of them so far: the sums over the slices from ``first`` to before ``end``, of
     ``count``. ``whole``: the complete sums of the same elements, which an addition returns once it has all slices."""
 
     __slots__ = ("count", "end", "first", "is_float", "whole")
 
-    def __init__(self, whole: Cells, first: int, end: int, count: int) -> None:
+    def __init__(self, whole: Cells, first: Polynomial, end: Polynomial, count: Polynomial) -> None:
         super().__init__(np.zeros_like(whole.kinds), whole.rows, whole.cols, whole.width)
         self.whole, self.first, self.end, self.count = whole, first, end, count
         self.is_float = False
@@ -118,18 +150,19 @@ class Partial(Cells):
         if not (self.is_float and is_float):
             raise NotCertified("partial sums are not added as floats")
         if isinstance(other, Partial):
-            first, second = (self, other) if self.first == 0 else (other, self)
+            first, second = (self, other) if not self.first.terms else (other, self)
             a, b = first.whole, second.whole
             same = all(np.array_equal(getattr(a, x), getattr(b, x)) for x in ("kinds", "rows", "cols"))
-            if first.first != 0 or second.first != first.end or not same:
+            same = same and self.count.equals(other.count)
+            if first.first.terms or not second.first.equals(first.end) or not same:
                 raise NotCertified("partial sums are not added each once, in the order of slices")
             end = second.end
         else:
             if np.any(np.asarray(other)):
                 raise NotCertified("something else is added to a partial sum")
             first, end = self, self.end
-        if first.first == 0 and end == self.count:
-            return first.whole
+        if not first.first.terms and end.equals(self.count):
+            return Complete(first.whole)
         return Partial(first.whole, first.first, end, self.count)
 
     __radd__ = __add__
@@ -155,7 +188,7 @@ class Workspace:
         slices, left = self._sliced(), self.left
         if left.stage >= Stage.MET:
             raise NotCertified("a CTA stores partial sums after it may have been counted")
-        if not slab.equals(slices.tile * slices.count + slices.own):
+        if not slab.equals(slices.own_slab):
             raise NotCertified(f"a CTA stores partial sums to slab {slab}, which is not its own")
         if np.unique(at).size != at.size or (left.kinds[at] != EMPTY).any():
             raise NotCertified("a partial sum is stored twice to one place")
@@ -174,7 +207,7 @@ class Workspace:
         if (left.kinds[at] == EMPTY).any():
             raise NotCertified("a partial sum is loaded from where none is stored")
         whole = Cells(left.kinds[at], left.rows[at], left.cols[at], 4)
-        return Partial(whole, number.constant, number.constant + 1, slices.count)
+        return Partial(whole, number, number + 1, Polynomial.of(slices.count))
 
     def fence(self) -> None:
         """A fence at the scope of the device, by all threads."""

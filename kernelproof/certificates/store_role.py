@@ -17,8 +17,8 @@ class StoreRole(ItemRole):
 
     def body(self, at: Controls) -> Iterator[Controls]:
         for last, known in self._variants():
-            machine = self.machine(named(TILES), {}, known)
-            end = self._ran(machine, self._at_item(at, machine), self.items)
+            machine = self.machine(named(TILES), {}, *known)
+            end = self._behind_item(machine, self._at_item(at, machine), last)
             self._next_item(last, end)
             if end is not None:
                 machine.end_item()

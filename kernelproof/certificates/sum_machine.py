@@ -7,18 +7,19 @@ has to add (``Share``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
-from kernelproof.certificates.conditions import Condition, OpenFacts, settled
+from kernelproof.certificates.conditions import AtLeast, Condition, OpenFacts, Unstated, at_least, settled
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.invariants import poly_of
-from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.progress import Phase, Progress, Stored
 from kernelproof.certificates.share import Share
@@ -34,6 +35,8 @@ from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope, scope_of
 SLAB, TURNED = "slab", "turned slab"
 SUM_BYTES = 4  # bytes of a partial sum, and of a counter
 COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
+# Names in polynomials: the parts and vectors that a thread finds counted if their number varies.
+PARTS_SEEN, VECTORS_SEEN = "parts_seen", "vectors_seen"
 
 
 class SumMachine(ThreadMachine):
@@ -51,25 +54,31 @@ class SumMachine(ThreadMachine):
         self.share, self.phase, self.at = share, Phase.START, ZERO
         self.taken: dict[int, list[object]] = {}
         self.agreed: list[object] = []
-        self.counter_value: Lanes | None = None  # what a load of the counter returns, in the loop that waits for it
+        self.counter_value: Any = None  # what a load of the counter returns, in the loop that waits for it
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of a thread that adds sums. Instructions that prepare the kernel do nothing here, because the
         proofs of roles check them."""
         return {
             "G": {"load": self.load, "store": self.store, "grid_wait": self.nothing},
-            "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {}, "C": {},
+            "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
             "W": {"shfl": self.shuffle},
             "J": {"sync": self.sync}, "Y": {"converge": lambda *_: None}, "E": {}, "X": {},
             "D": {"arrive": self.nothing, "wait": self.nothing},
             "B": {"fence_init": self.nothing}, "O": {"change": self.nothing}, "TM": {"fence_before": lambda *_: None},
+            "C": {"wait": self.wait_for_stores},
         }  # fmt: skip
 
     def nothing(self, *_: Any) -> None:
         """Ignore an instruction that prepares the kernel. Raises NotCertified after the start."""
         if self.phase != Phase.START:
             raise NotCertified("a thread that adds partial sums does something else")
+
+    def wait_for_stores(self, most: int, _reads: bool, m: Mask) -> None:
+        """cp.async.bulk.wait_group: a thread that waits for all its groups may end."""
+        if m is None and not self.depth and not most:
+            self.progress.stores_read = True
 
     # --- running
 
@@ -81,6 +90,12 @@ class SumMachine(ThreadMachine):
             target = following.key if isinstance(following, Condition) else following
             self.taken.setdefault(block, []).append(target)
         return following
+
+    def unknown_branch(self) -> Condition:
+        """At the start, whose values are checked by the proofs of roles, a thread may go either way."""
+        if self.phase != Phase.START:
+            return super().unknown_branch()
+        return Condition(self.facts, (Unstated(frozenset(self.thread.lane_names)),))
 
     def _execute(self, block: int, registers: Registers) -> None:
         """Executes the statements of a block."""
@@ -105,6 +120,7 @@ class SumMachine(ThreadMachine):
         if (a.waited, a.counted, a.synchronised, a.added) != (b.waited, b.counted, b.synchronised, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
         out = super()._met_progress(sides)
+        out.stores_read = a.stores_read and b.stores_read
         if a.cleared is not b.cleared:
             for test, _, progress in sides:
                 if progress.cleared is False:
@@ -181,18 +197,32 @@ class SumMachine(ThreadMachine):
         ):
             raise NotCertified("between two looks at a counter, a thread does more than to compute")
         (after,) = {to for to in self.program.blocks[block].targets if to != block}
-        parts, vectors = np.meshgrid(np.arange(share.count + 1), np.arange(share.vectors + 1))
-        for value in (parts + vectors * COUNTER_HALF).reshape(-1):
-            self.counter_value = np.array([value], "u4")
-            try:
-                following = self._step(block, mine := dict(registers))
-            finally:
-                self.counter_value = None
-            if following != (after if value % COUNTER_HALF == share.count else block):
-                raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value:#x} is counted")
+        mine: Registers = registers
+        for value, complete, assumed in self._counted():
+            with self.facts.side(at_least(self.facts, *assumed)):
+                self.counter_value = value
+                try:
+                    following = self._step(block, mine := dict(registers))
+                finally:
+                    self.counter_value = None
+            if following != (after if complete else block):
+                raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value} is counted")
         written = {name for name in mine if mine[name] is not registers.get(name)}
         progress.waited = True
         return after, registers | dict.fromkeys(written, UNKNOWN)
+
+    def _counted(self) -> Iterator[tuple[Any, bool, tuple[Polynomial, ...]]]:
+        """Every value that the counter may have, as one or several; whether all parts are counted then, and polynomials
+        that are at least 0 for these values. The low half counts parts, the upper half vectors."""
+        count, vectors = self.share.count, self.share.vectors
+        if count.is_constant:
+            for seen in product(range(int(count.constant) + 1), range(vectors + 1)):
+                yield np.array([seen[0] + seen[1] * COUNTER_HALF], "u4"), seen[0] == count.constant, ()
+            return
+        self.facts.bounds |= {(PARTS_SEEN,): (0, COUNTER_HALF - 1), (VECTORS_SEEN,): (0, vectors)}
+        upper, parts = Polynomial.named(VECTORS_SEEN, COUNTER_HALF), Polynomial.named(PARTS_SEEN)
+        yield Word(upper + parts, 32, self.facts), False, (count - 1 - parts,)
+        yield Word(upper + count, 32, self.facts), True, ()
 
     def count_vectors(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
         """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before: all
@@ -254,6 +284,10 @@ class SumMachine(ThreadMachine):
         if isinstance(test, np.ndarray):
             return unknown(1, size // SUM_BYTES, SUM_BYTES)
         with self.facts.side(test):
+            # A vector that lies before the end of the share is one of the tile.
+            left = self.share.vectors - self.share.end
+            if self.facts.truth(left):
+                self.facts.learn(*(each.gap + left for each in test.implied() if isinstance(each, AtLeast)))
             return self._load(address, size, strength)
 
     def _load(self, address: Any, size: int, strength: int) -> Partial:
@@ -268,16 +302,12 @@ class SumMachine(ThreadMachine):
         if matrix.name != PARTIALS or kind is None:
             raise NotCertified("a load of what are no partial sums")
         # A slab is a row of the workspace: the tile's are from tile * count on, one for each slice.
-        number = kind.row + int(place.rows.flat[0]) - self.share.tile * self.share.count
-        if (
-            not number.is_constant
-            or not isinstance(number.constant, int)
-            or not 0 <= number.constant < self.share.count
-        ):
+        number = kind.row + int(place.rows.flat[0]) - self.share.first_slab
+        if not (self.facts.holds(number) and self.facts.holds(self.share.count - 1 - number)):
             raise NotCertified("partial sums are loaded from a slab that is none of the tile's")
         kinds = np.full_like(place.kinds, self.kinds.number(Kind(SLAB, ZERO, kind.col)))
         whole = Cells(kinds, np.zeros_like(place.rows), place.cols, SUM_BYTES)
-        return Partial(whole, number.constant, number.constant + 1, self.share.count)
+        return Partial(whole, number, number + 1, self.share.count)
 
     def store_sums(self, address: Any, value: Any, size: int, strength: int) -> None:
         """Store sums to D, in the loop over vectors, or zero to a counter. Raises NotCertified for any other store."""
@@ -298,7 +328,8 @@ class SumMachine(ThreadMachine):
         position = kind.col + int(value.cols.flat[0])
         vector, element = self.share.vector_of(position)
         tile = self.contract.tile
-        assert tile is not None
+        if tile is None:
+            raise NotCertified("a group adds the vectors of a tile that it must pass over")
         is_turned = kind.source == TURNED
         summed = self.share.turned(vector, element) if is_turned else position
         self.share.check_place(vector, summed, row - tile.row, col - tile.col)

@@ -29,17 +29,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernelproof.certificates import rests
 from kernelproof.certificates.cells import UNKNOWN, Kinds
-from kernelproof.certificates.conditions import Fraction, OpenFacts, at_least
+from kernelproof.certificates.conditions import OpenFacts, at_least
 from kernelproof.certificates.contract import Contract
-from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.facts import Facts, Fraction, NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
+from kernelproof.certificates.part_loops import PartLoop
 from kernelproof.certificates.pipelines import Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
@@ -92,16 +94,19 @@ class SumProof:
     barriers and slabs of its CTAs. Raises NotCertified for a kernel whose loops are not those of the
     module: one over tiles, in which there are a wait for a counter and a loop over vectors.
 
-    ``items``, ``tiles``, ``vectors`` and ``spin`` are the heads of the loops over items, tiles and vectors, and of the
-    wait. ``after``: the block after the loop over items.
+    ``items``, ``tiles`` and ``spin`` are the heads of the loops over items and tiles, and of the wait; ``vectors``:
+    those of the loops over vectors, one for each number of parts that the text tells apart. ``after``: the block after
+    the loop over items. ``stores``: whether items have bulk stores, for which a thread must wait before it ends.
     """
 
-    def __init__(self, program: Program, pipeline: Pipeline, cluster: list[Protocol], kinds: Kinds) -> None:
+    def __init__(
+        self, program: Program, pipeline: Pipeline, cluster: list[Protocol], kinds: Kinds, stores: bool
+    ) -> None:  # fmt: skip
         assert pipeline.parts is not None
         assert pipeline.adders is not None
-        self.program, self.pipeline, self.kinds = program, pipeline, kinds
+        self.program, self.pipeline, self.kinds, self.stores = program, pipeline, kinds, stores
         self.parts, self.adders = pipeline.parts, pipeline.adders
-        self.meetings, self.slab = common_to(cluster)
+        self.meetings, self.slab = common_to(cluster) if self.adders.within else ({}, SlabContents.nothing(0))
         self.variable = program.emitter.variable
         # Where threads of all roles meet behind their items, None if they do not: the end of what is proven here.
         self.end = meeting_of(program) if pipeline.tensor else None
@@ -113,25 +118,37 @@ class SumProof:
             raise NotCertified("partial sums that are not added in one loop over tiles, with one wait for a counter")
         (self.spin,), (self.tiles,) = spins, around
         within = [x for x in program.loops if x in program.loops[self.tiles] and x not in (self.tiles, self.spin)]
-        # The loop over vectors may contain one over slices, whose iterations are executed one by one.
-        outer = [x for x in within if not any(x in program.loops[other] for other in within if other != x)]
-        if len(outer) != 1 or self.tiles in program.loops[self.items]:
+        # A loop over vectors may contain one over slices.
+        self.vectors = [x for x in within if not any(x in program.loops[other] for other in within if other != x)]
+        several = not isinstance(self.parts.count, int)
+        if not self.vectors or (len(self.vectors) > 1 and not several) or self.tiles in program.loops[self.items]:
             raise NotCertified("the vectors of a tile that are not added in one loop behind all items")
-        (self.vectors,) = outer
         # The registers to which an iteration over vectors adds a number. Where they count vectors is checked.
         self.stepped = {
             self.variable(name)
-            for block in program.loops[self.vectors]
+            for head in self.vectors
+            for block in program.loops[head]
             for ins in program.blocks[block].all()
             if ins.base == "add" and any(isinstance(operand, Imm) for operand in ins.operands)
             for name in defs_uses(ins)[0]
         }
-        if max(self.parts.count, self.parts.vectors) >= COUNTER_HALF:
+        if max(self._most_parts(), self.parts.vectors) >= COUNTER_HALF:
             raise NotCertified("a counter has no room for all parts and vectors of a tile")
         self.steps = 0
 
+    def _most_parts(self) -> int:
+        """The most parts that a tile may have."""
+        count, within = self.parts.count, self.adders.within
+        return count if isinstance(count, int) else int(within.facts.interval(count)[1]) if within else 0
+
     def cases(self) -> Iterator[Case]:
         """Yield a case for each group of the CTA once its sums are proven. Raises NotCertified."""
+        if self.adders.within is None:
+            for group in range(len(self.pipeline.groups)):
+                self.steps = 0
+                self._check_no_share(group)
+                yield Case(covers=f"group {group} has no partial sums to add", instructions=self.steps)
+            return
         self._check_slab()
         for group in range(len(self.pipeline.groups)):
             self.steps = 0
@@ -143,7 +160,7 @@ class SumProof:
 
     def _check_slab(self) -> None:
         """Raise NotCertified unless a slab has every sum of a tile exactly once."""
-        tile = self.adders.within.tile
+        tile = self.adders.within.tile if self.adders.within else None
         assert tile is not None
         rows, cols = self.slab.rows, self.slab.cols
         inside = (rows >= 0) & (rows < tile.rows) & (cols >= 0) & (cols < tile.cols)
@@ -181,21 +198,22 @@ class SumProof:
             at = rests.number(AT, share.vectors)
             last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
             mine = replace(share, tile=self.parts.tile, at=at, end=last)
+            assert self.adders.within is not None
             way = self._tile(mine, registers, goes_on, self.adders.within)
             ways.append(way._replace(agreed=agreed + way.agreed))
-            if self.adders.beyond is not None:
-                self._tile(mine, registers, goes_on, self.adders.beyond)
+            for contract in self.adders.passed:
+                self._tile(mine, registers, goes_on, contract)
         return ways
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
         """The share of a group, for its first thread or any other one of a warpgroup; its tile is not set yet. Raises
         NotCertified if the group has no barrier of its own."""
         start, end = self.pipeline.groups[group]
-        if group not in self.meetings:
+        if group not in self.meetings and self.adders.within is not None:
             raise NotCertified("a group of consumers without a barrier of its own")
         return Share(
             self.parts, group, len(self.pipeline.groups), start, end - start, first, warpgroup,
-            self.meetings[group], self.slab,
+            self.meetings.get(group, 0), self.slab,
         )  # fmt: skip
 
     @staticmethod
@@ -215,21 +233,14 @@ class SumProof:
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
         # The quotients of the module, V * g / G: FIRST and END are defined as these, and the text must compute them.
         own, all_vectors = parts.cta * groups + share.group, parts.tiles * parts.vectors
-        facts.fractions = [
+        facts.fractions += [
             Fraction(all_vectors * own, parts.ctas * groups, named(FIRST)),
             Fraction(all_vectors * (own + 1), parts.ctas * groups, named(END)),
         ]
         machine = SumMachine(self.program, self.adders.entry, facts, self.kinds, share)
         if not facts.holds(parts.ctas - 1 - parts.cta):
             raise NotCertified("the number of a CTA may not be below that of CTAs")
-
-        def ended(*_: Any) -> None:
-            raise NotCertified("a thread of a group ends before its items")
-
-        registers = machine.follow(0, {}, self.items, (), ended)
-        written = registers_of(self.program, self.program.loops[self.items])[1]
-        registers |= dict.fromkeys(map(self.variable, written), UNKNOWN)
-        machine.phase = Phase.SHARE
+        registers = self._after_items(machine)
         found: list[Registers] = []
 
         def reached(block: int | None, registers: Registers) -> None:
@@ -238,12 +249,45 @@ class SumProof:
                 raise NotCertified("a group does not add its share exactly if it is not empty")
             if block == self.tiles:
                 found.append(registers)
+            self._check_end(machine, block)
 
         machine.follow(self.after, registers, None, self._stops(self.tiles), reached)
         self.steps += machine.steps
         if len(found) != 1:
             raise NotCertified(f"the loop over tiles is reached in {len(found)} ways")
         return found[0], machine.agreed
+
+    def _after_items(self, machine: SumMachine) -> Registers:
+        """The registers with which a thread has done its items. Those that items write are unknown."""
+
+        def ended(*_: Any) -> None:
+            raise NotCertified("a thread of a group ends before its items")
+
+        registers: Registers = machine.follow(0, {}, self.items, (), ended)
+        written = registers_of(self.program, self.program.loops[self.items])[1]
+        machine.phase = Phase.SHARE
+        return registers | dict.fromkeys(map(self.variable, written), UNKNOWN)
+
+    def _check_end(self, machine: SumMachine, block: int | None) -> None:
+        """Check, where a thread ends, that it has waited for its bulk stores. ``block``: None at the kernel's end."""
+        if block is None and self.stores and not machine.progress.stores_read:
+            raise NotCertified("a thread ends while its bulk stores may still read shared memory")
+
+    def _check_no_share(self, group: int) -> None:
+        """Check that a thread of a group ends behind its items, if no tile has partial sums. Raises NotCertified."""
+        for first in (True, False):
+            share = self._share(group, first, 0)
+            machine = SumMachine(
+                self.program, self.adders.entry, self._facts(self.adders.entry.facts, share), self.kinds, share
+            )
+
+            def reached(block: int | None, _: Registers, machine: SumMachine = machine) -> None:
+                if block == self.tiles:
+                    raise NotCertified("a group adds partial sums although there are none")
+                self._check_end(machine, block)
+
+            machine.follow(self.after, self._after_items(machine), None, self._stops(self.tiles), reached)
+            self.steps += machine.steps
 
     def _stops(self, *blocks: int) -> tuple[int, ...]:
         """Some blocks, and that at which all threads meet."""
@@ -303,7 +347,7 @@ class SumProof:
         def reached(block: int | None, registers: Registers) -> None:
             progress = machine.progress
             if contract.tile is None:
-                if progress != Progress():
+                if progress != Progress(stores_read=progress.stores_read):
                     raise NotCertified("a group adds the vectors of a tile that lies beyond D")
             elif not (progress.synchronised and progress.added) or (
                 share.is_first_thread and not (progress.waited and progress.counted)
@@ -318,41 +362,49 @@ class SumProof:
             gap = end - 1 - at
             if not facts.holds(-gap - 1 if block != self.tiles else gap):
                 raise NotCertified("a share does not end behind its last vector")
+            self._check_end(machine, block)
 
-        machine.proven_loops = {
-            self.spin: machine.wait_for_parts,
-            self.vectors: lambda _, registers: self._vectors(machine, registers),
-        }
+        machine.proven_loops = {self.spin: machine.wait_for_parts}
+        machine.proven_loops |= dict.fromkeys(self.vectors, partial(self._vectors, machine))
         machine.follow(self.tiles, start, None, self._stops(self.tiles), reached)
         self.steps += machine.steps
         return Way(machine.taken, machine.agreed)
 
     # --- the vectors of a tile
 
-    def _vectors(self, machine: SumMachine, registers: Registers) -> tuple[int, Registers]:
-        """Prove the loop over the group's vectors of a tile. Returns the block after the loop, and the registers there.
-        Raises NotCertified."""
-        share, facts, written = machine.share, machine.facts, self._written(self.vectors)
+    def _vectors(self, machine: SumMachine, head: int, registers: Registers) -> tuple[int, Registers]:
+        """Prove a loop over the group's vectors of a tile, from its head. Returns the block after the loop, and the
+        registers there. Raises NotCertified."""
+        share, facts, written = machine.share, machine.facts, self._written(head)
         if machine.phase != Phase.TILE or machine.progress.added or not facts.holds(share.end - 1 - share.at):
             raise NotCertified("the vectors of a tile are added twice, or although there are none")
-        exits = exits_of(self.program, self.vectors)
+        exits = exits_of(self.program, head)
         if len(exits) != 1:
             raise NotCertified("the loop over vectors is left for different places")
         before, machine.phase = machine.progress.copied(), Phase.VECTORS
-        for iterations in share.iterations():
-            machine.share = iterations
-            self._iteration(machine, registers, written, exits)
+        counted, loop = share, None
+        if not share.count.is_constant:
+            loop = PartLoop(self.program, machine, head)
+            counted = replace(share, parts=share.parts.of_count(loop.fewest))
+            machine.proven_loops[loop.head] = loop.prove
+        for iterations in counted.iterations():
+            machine.share = replace(iterations, parts=replace(iterations.parts, count=share.count))
+            self._iteration(machine, head, registers, written, exits)
+        if loop is not None:
+            del machine.proven_loops[loop.head]
         machine.share = share
         machine.progress, machine.phase = replace(before, added=True), Phase.TILE
         return exits[0], registers | dict.fromkeys(written, UNKNOWN)
 
-    def _iteration(self, machine: SumMachine, registers: Registers, written: set[str], exits: list[int]) -> None:
-        """Prove any iteration of the loop over vectors, of those that begin in the columns of the machine's share.
+    def _iteration(
+        self, machine: SumMachine, head: int, registers: Registers, written: set[str], exits: list[int]
+    ) -> None:  # fmt: skip
+        """Prove any iteration of a loop over vectors, of those that begin in the columns of the machine's share.
         ``registers``: those before the loop. A register that held the share's first vector there and is written in the
         loop is taken for a counter of vectors, which ``_next_vector`` checks."""
         share, facts = machine.share, machine.facts
         start, counting = dict(registers), dict[str, Polynomial]()
-        for name in map(self.variable, self.program.live(self.vectors)):
+        for name in map(self.variable, self.program.live(head)):
             value = registers.get(name)
             gap = poly_of(value) - share.at if name in written and is_number(value) else None
             if gap is not None and (gap.is_constant or name in self.stepped):
@@ -361,21 +413,24 @@ class SumProof:
         start |= dict.fromkeys(written - counting.keys(), UNKNOWN)
         machine.at, machine.progress.stored = share.vector, {}
         known = (share.vector - share.at, share.end - 1 - share.vector, *share.column_limits)
+        if any(facts.truth(gap) is False for gap in known):
+            return  # no iteration of this share begins in these columns
         with facts.side(at_least(facts, *known)):
             machine.follow(
-                self.vectors, start, None, (self.vectors, *exits),
-                lambda block, after: self._next_vector(machine, counting, block, after),
+                head, start, None, (head, *exits),
+                lambda block, after: self._next_vector(machine, counting, block, block == head, after),
             )  # fmt: skip
 
     def _next_vector(
-        self, machine: SumMachine, counting: dict[str, Polynomial], block: int | None, registers: Registers
+        self, machine: SumMachine, counting: dict[str, Polynomial], block: int | None, again: bool, registers: Registers
     ) -> None:  # fmt: skip
         """Check that an iteration has stored all sums of its vectors, and counts on by as many vectors. ``counting``:
         the registers that count, and by how much each is larger than the vector's number. ``block``: where the
-        iteration leads: again to the loop's head exactly if vectors of the share are left. Raises NotCertified."""
+        iteration leads, None at the kernel's end. ``again``: whether that is the loop's head, to which it must lead
+        exactly if vectors of the share are left. Raises NotCertified."""
         if block is None:
             raise NotCertified("a thread ends while its group adds vectors")
-        share, again = machine.share, block == self.vectors
+        share = machine.share
         steps = set[int]()
         for name, gap in counting.items():
             value = registers.get(name)

@@ -128,8 +128,12 @@ class ThreadMachine(Machine, ABC):
             return ~test if piece.negated else test
         values = np.asarray(test)
         if values.dtype != bool or values.size != 1:
-            raise NotCertified("a branch by a predicate that is not known")
+            return self.unknown_branch()
         return node.targets[0 if bool(values.flat[0]) != piece.negated else 1]
+
+    def unknown_branch(self) -> Condition:
+        """The condition of a branch by a predicate that is not known. Raises NotCertified where there may be none."""
+        raise NotCertified("a branch by a predicate that is not known")
 
     def _both_sides(
         self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
@@ -230,11 +234,10 @@ class ThreadMachine(Machine, ABC):
         word = a if isinstance(a, Word) else b
         if isinstance(word, Word):
             x, y = (Word(polynomial(each, word.bits), word.bits, self.facts, word.signed).number() for each in (a, b))
-            for each in self.facts.fractions:
-                if x.equals(each.dividend) and y.equals(each.divisor) and self.facts.holds(y - 1):
-                    # The quotient is at most the dividend, which fits the word.
-                    self.facts.learn(Polynomial.of((1 << min(word.bits - word.signed, 62)) - 1) - each.whole)
-                    return Word(each.whole, word.bits, self.facts, word.signed)
+            if (defined := self.facts.fraction(x, y)) is not None:
+                # The quotient is at most the dividend, which fits the word.
+                self.facts.learn(Polynomial.of((1 << min(word.bits - word.signed, 62)) - 1) - defined[0])
+                return Word(defined[0], word.bits, self.facts, word.signed)
         return abstract.divide(a, b)
 
     # --- D
@@ -277,6 +280,8 @@ def least(a: Any, b: Any) -> Any:
     """The smaller one of two numbers in each lane. Raises NotCertified if facts do not decide which one that is."""
     if not isinstance(a, Word) and not isinstance(b, Word):
         return np.minimum(a, b)
+    if (smaller := abstract.defined_least(a, b)) is not None:
+        return smaller
     for first, second in ((a, b), (b, a)):
         test = settled(first <= second)
         if isinstance(test, np.ndarray):
