@@ -204,6 +204,15 @@ def test_the_predicate_of_a_move_is_there_before_its_uniform_register() -> None:
     assert len(hazards(function(f"{move}IADD3 R4, R5, UR6, RZ", "sm_90a"))) == 1
 
 
+@pytest.mark.parametrize("sm", ["sm_90a", "sm_120a"])
+def test_an_arrival_reads_its_address_at_issue_and_its_bytes_later(sm: str) -> None:
+    arrival, load = "SYNCS.ARRIVE.TRANS64 RZ, [UR9], R6; read=1", "UTMALDG.2D [UR8], [UR22]; read=1"
+    address = "ULEA UR9, UR36, UR38, 0x4"
+    assert hazards(function(f"{arrival}\n{address}", sm)) == []
+    assert len(hazards(function(f"{arrival}\nMOV R6, 0x3000", sm))) == 1
+    assert len(hazards(function(f"{load}\n{address}", sm))) == 1
+
+
 def test_guards_that_exclude_each_other_do_not_meet() -> None:
     listing = f"@P0 {LOAD}@!P0 MOV R1, RZ ; stall=5\nIADD3 R4, R1, R3, RZ ; waits=0"
     assert hazards(function(listing)) == []
