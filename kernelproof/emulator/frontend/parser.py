@@ -305,14 +305,14 @@ class _Parser:
     def instruction(self, text: str, line: int, frames: tuple[Frame, ...], renames: dict[str, str]) -> Instr:
         """The instruction in a statement's text. ``renames``: see ``operands.operands``."""
         guard, offset = None, 0
-        if text[0] == "@":
+        if text.startswith("@"):
             m = _GUARD.match(text)
             if m is None:
                 raise PtxError(line, f"predicate not understood: {text[:40]!r}")
             guard, offset = Reg(renames.get(m[2], m[2]), m[1] == "!"), m.end()
         op = _OPCODE.match(text, offset)
         if op is None:
-            raise PtxError(line, f"not an instruction: {text[:60]!r}")
+            raise PtxError(line, f"not an instruction: {text[:60]!r}" if text else "a statement is empty")
         rest = text[op.end() :]
         parsed = self.operands_of.get(rest) if not renames else None
         if parsed is None:

@@ -105,6 +105,8 @@ def test_unknown_instruction_names_line_and_opcode() -> None:
 def test_text_that_is_no_ptx_names_the_line() -> None:
     with pytest.raises(emulator.PtxError, match="line 2"):
         emulator.load(".version 8.0\nint main() {}\n")
+    with pytest.raises(emulator.PtxError, match="line 5"):
+        emulator.load(".version 8.0\n.target sm_80\n.visible .entry k()\n{\n  ;\n  ret;\n}\n")
 
 
 def test_buffers_bring_their_memory() -> None:
