@@ -20,7 +20,9 @@ from kernelproof.checking import compilation, devices, expectations, names, plan
 from kernelproof.checking.result import Result
 from kernelproof.emulator import Frame, Participant, Report, Site
 from kernelproof.emulator.host import images
+from kernelproof.emulator.state.options import Device
 from kernelproof.ground import toolchain
+from kernelproof.ground.chips import GPUS
 from kernelproof.ground.errors import Failure, WrongInput
 from tests import commands, processes
 from tests.kernelproof.emulator import build
@@ -417,6 +419,23 @@ def test_a_library_without_usable_ptx_is_no_finding(options: tuple[str, ...], re
     assert (result.code, rules(result)) == (2, {})
     ((_, text),) = result.refusals
     assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("targets", "gpu", "chosen"),
+    [
+        (("sm_90", "sm_100", "sm_80"), "b200", "sm_100"),
+        (("sm_100", "sm_100a", "sm_100f"), "b200", "sm_100a"),
+        (("sm_90", "sm_100", "sm_80"), "h200", "sm_90"),
+    ],
+)
+def test_a_device_loads_the_newest_ptx_that_it_can_run(
+    targets: tuple[str, ...], gpu: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f".version 9.0\n.target {target}\n.visible .entry k()\n{{\n  ret;\n}}\n" for target in targets]
+    parts = [images.ImageEntry(True, 0, text.encode()) for text in texts]
+    monkeypatch.setattr(images, "entries", lambda _: parts)
+    assert images.program_of(0, Device.of(GPUS[gpu])).module.target == chosen
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Reads fat binaries: the PTX and machine code that nvcc embeds in a program, and that it registers or loads.
+"""Reads fat binaries: the PTX and machine code that nvcc embeds in a program, and that the program registers or loads.
 
 The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, and entries follow the header. The program
 that contains an image is trusted, so sizes in the image are not checked.
@@ -149,7 +149,7 @@ def program_of(address: int, device: Device, machine_code: bool = False) -> Prog
     programs = [_parsed(text) for text in texts]
     usable = [program for program in programs if runs(program.module.target, device)]
     if usable:
-        return max(usable, key=lambda program: program.module.target)
+        return max(usable, key=lambda program: _newness(program.module.target))
     if programs:
         targets = ", ".join(program.module.target for program in programs)
         raise LaunchRefused(
@@ -167,6 +167,12 @@ def program_of(address: int, device: Device, machine_code: bool = False) -> Prog
         f"the program has no PTX, only machine code ({present}), and the device is {sm_name(device)}; choose another "
         "one, or compile with -gencode arch=compute_80,code=compute_80",
     )
+
+
+def _newness(target: str) -> tuple[int, int]:
+    """A key that is greater for newer targets, and for more specific ones: sm_90, sm_100, sm_100f, sm_100a."""
+    number, suffix = target.removeprefix("sm_").rstrip("af"), target[-1]
+    return int(number) if number.isdigit() else 0, "fa".find(suffix)
 
 
 def sm_name(device: Device) -> str:
