@@ -6,9 +6,9 @@
     python -m scripts.race_published --table --out DIR                prints what is stored
 
 CHECKOUT is a clone of deepreinforce-ai/CUDA-L2. Nothing of it enters this repository, and git ignores build/. A kernel
-is called through its own host function (``published_library``). The measurement is that of `cudal2gen bench`, with its
-protocols, order, checks and stores; the file is ``published.jsonl``. A contender is named after the GPU for which its
-kernels were published: cuda-l2-h100, cuda-l2-a100.
+is called through its own host function (``published_library``). It is timed and checked as `cudal2gen bench` does it,
+and stored in the same form, in ``published.jsonl``. A contender is named after the GPU for which its kernels were
+published: cuda-l2-h100, cuda-l2-a100.
 
 A published kernel is not timed, and is stored as absent with the reason, if its product is wrong, if a CUDA graph
 cannot hold it, or if it ends the process. The published benchmark does not time the padding of matrices; here the
@@ -59,9 +59,10 @@ TRIAL_SECONDS = 20  # for a published kernel's first product on a GPU; one that 
 
 
 class Matrices(NamedTuple):
-    """The matrices that a published function is called on.
+    """The matrices that a published function is called on: ``a`` (m,k), ``b_rows`` (k,n), ``b`` (n,k), ``d`` (m,n).
 
-    If its sizes are padded, ``before`` and ``after`` are the copies into and out of them, as pairs (target, source).
+    ``b_rows`` and ``b`` are the same matrix B in two layouts. If the sizes are padded, ``before`` and ``after`` are the
+    copies into and out of these matrices, as pairs (target, source).
     """
 
     a: torch.Tensor
@@ -73,16 +74,18 @@ class Matrices(NamedTuple):
 
 
 class Published:
-    """The published kernels of one GPU's folder, as a ``gpu.Contender``.
+    """The published kernels of one folder, as a ``gpu.Contender``.
 
-    ``graphs``: whether the calls must fit into a CUDA graph, as the protocol ``device`` demands. ``ended``: problems
-    whose kernel ended an earlier process. ``trial``: the file that names the kernel while its first product runs.
+    ``published_for``: the GPU that the folder is named after. ``graphs``: whether the calls must fit into a CUDA graph,
+    as the protocol ``device`` demands. ``ended``: paths of the sources whose kernels ended an earlier process.
+    ``trial``: the file that has the path of a kernel's source while its first product runs.
     """
 
     def __init__(
-        self, device: str, card: Gpu, kernels: dict[Problem, Library], graphs: bool, ended: Sequence[str], trial: Path
-    ) -> None:
-        self.name = f"{PREFIX}{device}"
+        self, published_for: str, card: Gpu, kernels: dict[Problem, Library],
+        graphs: bool, ended: Sequence[str], trial: Path,
+    ) -> None:  # fmt: skip
+        self.name = f"{PREFIX}{published_for}"
         self.detail = ""
         self._card, self._kernels, self._graphs, self._ended, self._trial = card, kernels, graphs, ended, trial
         self._loaded: dict[Problem, Loaded] = {}
@@ -126,6 +129,7 @@ class Published:
         matrices = self._matrices(operands)
         run = self._loaded[self._current].call(*matrices[:4], self._card.stream)
 
+        # ``run`` has only the addresses of the operands, so ``call`` keeps them alive by its default argument.
         def call(_keep: object = operands) -> None:
             if fault := run():
                 raise Absent(fault)
@@ -190,12 +194,14 @@ class Published:
     def _product_fault(self, operands: Operands, call: Call) -> str:
         """What is wrong with a fresh product; empty if nothing is."""
         # The references are made before the call, which may write to A and B.
-        reference, looser = (Reference(self._current.revised(acc=acc), operands) for acc in (self._current.acc, "f16"))
+        problem = self._current
+        reference, fp16_reference = (Reference(problem.revised(acc=acc), operands) for acc in (problem.acc, "f16"))
         _, finding = reference.error(self._card, call, strict=False)
         if not finding:
             return ""
-        _, worse = looser.compare(operands.d, strict=False)
-        return finding.replace(" after the timing", "" if worse else ", as of sums in fp16")
+        # The finding says if the product is within the bounds of sums in fp16. Nothing has been timed yet.
+        _, fp16_finding = fp16_reference.compare(operands.d, strict=False)
+        return finding.replace(" after the timing", "" if fp16_finding else ", as of sums in fp16")
 
     def _leave_if_stopped(self) -> None:
         """Ends this process with the exit code ``ENDED`` if the device no longer works."""
@@ -225,10 +231,10 @@ def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
     problems = [record.problem for record in _selection(options, options.gpu).records(seed=options.seed)]
     folders = options.kernels_of or ("a100", "h100")
     sources = [
-        Source(device, acc, problem.mnk)
-        for device, acc in SETS
+        Source(published_for, acc, problem.mnk)
+        for published_for, acc in SETS
         for problem in problems
-        if device in folders and acc == problem.acc
+        if published_for in folders and acc == problem.acc
     ]
     present = [source for source in sources if (options.checkout / source.path).is_file()]
     print(f"{len(present)} published kernels of {len(problems)} problems, compiled into {options.built}")
@@ -334,13 +340,11 @@ def _race_of(
     faults = 0
     for protocol in options.protocol.split(","):
         contenders = []
-        for device in dict.fromkeys(library.source.device for library in built):
-            device_libraries = {
-                problem_of[library.source.mnk]: library for library in built if library.source.device == device
-            }
-            contenders.append(
-                Published(device, card, device_libraries, protocol == "device", options.ended, options.trial)
-            )
+        for published_for in dict.fromkeys(library.source.device for library in built):
+            folder = [library for library in built if library.source.device == published_for]
+            of_problem = {problem_of[library.source.mnk]: library for library in folder}
+            graphs = protocol == "device"
+            contenders.append(Published(published_for, card, of_problem, graphs, options.ended, options.trial))
         settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
 
         def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.RunOutcome:
@@ -396,13 +400,13 @@ def table(rows: Sequence[Measurement]) -> list[str]:
             f"{KERNEL} over {name} [95 %]",
         )
         cells = []
-        faster: dict[str, list[float]] = {}
+        speedups: dict[str, list[float]] = {}
         for row, ratio in zip(rows, results.speedups(rows, name), strict=True):
             published = row.timing(name)
             if published is None or ratio is None:
                 continue
             state = f"{row.acc}, {row.protocol}, L2 {row.l2}"
-            faster.setdefault(state, []).append(ratio.value)
+            speedups.setdefault(state, []).append(ratio.value)
             cells.append(
                 (
                     row.mnk,
@@ -416,7 +420,7 @@ def table(rows: Sequence[Measurement]) -> list[str]:
                 )
             )
         lines += [f"## {name}", "", *grid(columns, cells, left=3).split("\n"), ""]
-        for state, values in sorted(faster.items()):
+        for state, values in sorted(speedups.items()):
             mean = ratios.geomean(values)
             assert mean is not None
             wins = sum(value > 1 for value in values)
@@ -448,12 +452,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--sample", type=int, help="number of sizes, spread over the classes")
     options.add_argument("--kernels-of", action="append", choices=DEVICES, help="by default a100 and h100")
     options.add_argument("--jobs", "-j", type=int, default=os.cpu_count(), help="compiler processes at a time")
-    options.add_argument(
-        "--built", type=Path, default=BUILT, help="folder of compiled kernels, default build/published"
-    )
-    options.add_argument(
-        "--build-only", action="store_true", help="compile, and leave the race to a machine with a GPU"
-    )
+    options.add_argument("--built", type=Path, default=BUILT, help="compiled kernels, default build/published")
+    options.add_argument("--build-only", action="store_true", help="compile only; race on a machine with a GPU")
     options.add_argument("--table", action="store_true", help="only print what is stored")
     options.add_argument("--out", type=Path, help="folder of published.jsonl, default results/")
     options.add_argument("--budget", type=seconds, help="end after, e.g., 60s; no problem is begun without time for it")
@@ -471,7 +471,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: done; 1: a kernel does not compile, or a fault in the race; 2: wrong options."""
+    """Exit code 0: done; 1: a kernel does not compile, or a fault in the race; 2: an error that the user can fix, such
+    as a wrong option, a missing compiler or a missing GPU."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
     options.store = options.out.resolve() / f"{STORE}.jsonl" if options.out else results.store(STORE)
