@@ -1,8 +1,11 @@
-"""Proves that written kernels are right, or finds out why they are not.
+"""Decides whether kernels that a language model has written are right, and says what is wrong with the others.
 
-The stages are the compiler, the grade that detects cheats, a review of the PTX, and the emulator's verdict. The first
-stage that fails ends the proof. No part of a text runs on this machine's processor: its device code is compiled within
-limits, and the emulator executes the PTX in processes with limits of time and memory.
+The stages: the text is compiled; ptxas must not have found spilled registers or the like; the PTX must not read
+registers that tell machines or times apart; the grader executes it and detects cheats; ``review`` searches the PTX; the
+emulator gives its verdict. The first stage that fails ends the proof.
+
+A "text" here is the CUDA source that the model has written. No part of it runs on this machine's processor: its device
+code is compiled within limits, and the emulator executes the PTX in processes with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ STEP_S = 0.05  # seconds between two checks of a process's limits
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _IDENTIFYING_REGISTERS = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")  # the end of a compiler's error, with the path of its log
-_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")  # lines of a build log that are not the compiler's
+_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")  # lines of a build log that are commands
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")  # paths of the compiled source
 
 
@@ -48,7 +51,8 @@ _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu"
 class CheckLimits:
     """Limits of each stage that executes a kernel: its seconds, and the GiB of memory that it may allocate.
 
-    ``seed``: the seed of random inputs and shapes, which the model must not know.
+    ``seed``: the seed of random inputs and shapes. The model must not know these, because it could write a kernel that
+    is right for them alone.
     """
 
     seconds: float = 120.0
@@ -61,7 +65,7 @@ class CheckResult:
     """The result of checking a kernel. The ``outcome`` of a right kernel is "measured", because it may be timed.
 
     - ``reason``: the fault in one line.
-    - ``report``: all findings with locations and evidence, for the author of the text.
+    - ``report``: all findings with locations and evidence, for the model that wrote the text.
     - ``counters``: what the emulator counted during its verdict.
     """
 
@@ -84,7 +88,8 @@ class CheckResult:
 
 
 def prove(record: Record, bounds: CheckLimits) -> CheckResult:
-    """Runs all stages on a record whose kernel is a text. Raises MissingTool without a compiler."""
+    """Runs the stages on a record whose kernel is a model's text, up to the first that fails. Raises MissingTool
+    without a compiler."""
     (outcome,) = compiler.attempt([record])
     if isinstance(outcome, BuildError):
         return _compile_failure(outcome, _offset(record))
@@ -92,9 +97,9 @@ def prove(record: Record, bounds: CheckLimits) -> CheckResult:
         reason = "; ".join(findings)
         return CheckResult("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
     if registers := sorted(set(_IDENTIFYING_REGISTERS.findall(outcome.ptx.read_text()))):
-        reason = f"machine-register: reads {', '.join(registers)}, which tell machines and times apart"
+        reason = f"machine-register: reads {', '.join(registers)}, which tell machines or times apart"
         return CheckResult(
-            "wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome
+            "wrong result", reason, f"{reason}; results and work must depend on the arguments alone", outcome
         )
     if (failed := _grade_failure(record, outcome, bounds)) is not None:
         return failed
@@ -169,7 +174,7 @@ def _causes(grade: Grade) -> list[Finding]:
 
 
 def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int) -> str:
-    """The findings with their evidence, for the author of the text. The text begins after ``offset`` lines."""
+    """The findings with their evidence, for the model that wrote the text. It begins after ``offset`` lines."""
     lines = []
     for item in findings[:MAX_FINDINGS]:
         details = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
