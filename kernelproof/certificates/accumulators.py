@@ -4,10 +4,11 @@ A wgmma is asynchronous: its accumulators are in flight until ``wgmma.wait_group
 write such a register is a race that the symbolic execution of ``warpgroup_machine`` cannot see, so ``pipeline_proof``
 calls this check of the whole control-flow graph.
 
-It is a forward data-flow analysis. The state before an instruction says for each accumulator in flight how many
-``commit_group`` came, at least, after its wgmma. A wait for all but the last n groups therefore completes the
-accumulators with n or more commits after their own. Where paths meet, the smaller number counts. The state also says
-whether an accumulator may have been accessed ("touched") by another instruction since the last ``wgmma.fence``.
+It is a forward data-flow analysis. The state before an instruction has, for each accumulator in flight, the least
+number of ``commit_group`` instructions that were executed after the one that committed its wgmma. A wait for all but
+the last n groups therefore completes the accumulators whose number is n or more. Where paths meet, the smaller number
+counts. The state also says whether an accumulator may have been accessed ("touched") by another instruction since the
+last ``wgmma.fence``.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def is_wgmma(ins: Instr, name: str) -> bool:
     return ins.parts[:2] == ("wgmma", name)
 
 
-def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
-    """The accumulator registers of each wgmma, in the order of its operand -> its opcode. Wgmmas that add to the same
-    registers have one entry. Raises NotCertified if two wgmmas have only a part of their accumulators in common, or if
-    they have the same ones but different opcodes."""
+def accumulator_tuples(program: Program) -> dict[tuple[str, ...], str]:
+    """Maps the accumulator registers of each wgmma, in the order of its operand, to its opcode.
+
+    Wgmmas that add to the same registers have one entry. Raises NotCertified if a wgmma names an accumulator twice, if
+    two wgmmas have only a part of their accumulators in common, or if they have the same ones but different opcodes.
+    """
     found: dict[tuple[str, ...], str] = {}
     owner: dict[str, tuple[str, ...]] = {}  # register -> the accumulators of which it is one
     for block in program.blocks:
@@ -59,8 +62,10 @@ def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
             if not is_wgmma(ins, "mma_async"):
                 continue
             names = tuple(registers(ins.operands[0]))
-            if found.setdefault(names, ins.op) != ins.op or len(set(names)) < len(names):
-                raise NotCertified("accumulators of wgmmas of two shapes", place_of(ins))
+            if len(set(names)) < len(names):
+                raise NotCertified("a wgmma names a register twice as an accumulator", place_of(ins))
+            if found.setdefault(names, ins.op) != ins.op:
+                raise NotCertified("wgmmas of two opcodes have the same accumulators", place_of(ins))
             if any(owner.setdefault(name, names) != names for name in names):
                 raise NotCertified("two wgmmas have a part of their accumulators in common", place_of(ins))
     return found
@@ -69,7 +74,7 @@ def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
 def check_accumulators(program: Program) -> None:
     """Raise NotCertified if, on some path, an instruction accesses an accumulator in flight, or a wgmma follows another
     instruction's access to an accumulator without a wgmma.fence between them."""
-    accumulators = {name for names in tuples_of(program) for name in names}
+    accumulators = {name for names in accumulator_tuples(program) for name in names}
     if not accumulators:
         return
     # The states before blocks only grow worse (more in flight, fewer commits, touched), so the analysis ends.

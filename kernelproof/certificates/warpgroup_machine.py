@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelproof.certificates.accumulators import tuples_of
+from kernelproof.certificates.accumulators import accumulator_tuples
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, SummedRange
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.pipelines import FIRST_STAGE, Protocol, StageOperand
@@ -56,7 +56,7 @@ class WarpgroupMachine(SumSender):
     def start(self) -> RoleState:
         """The state in which threads begin, in which accumulators are unknown."""
         state = super().start()
-        names = {name for registers in tuples_of(self.program) for name in registers}
+        names = {name for registers in accumulator_tuples(self.program) for name in registers}
         state.registers |= {self.program.emitter.variable(name): UNKNOWN for name in sorted(names)}
         return state
 
