@@ -67,8 +67,9 @@ class Launch(Schema):
     """How the kernel is launched.
 
     ``grid``: the CTAs along x, y and z, as formulas of sizes. ``block``: the threads along x, y and z. ``shared``:
-    bytes of dynamic shared memory. ``tile``: the rows and columns of D that a CTA writes. ``order``: how the CTAs of a
-    grid of one dimension take the tiles: "rows", "columns" or, for groups of 8 rows of tiles, "grouped 8".
+    bytes of dynamic shared memory. ``tile``: the rows and columns of D that a CTA writes. ``order``: the order in which
+    the CTAs of a grid of one dimension take the tiles of D: "rows" along rows of tiles, "columns" down columns of
+    tiles, "grouped 8" down the columns of one group of 8 rows of tiles after the other. Empty for other grids.
     """
 
     grid: Annotated[tuple[Formula, ...], Field(min_length=1, max_length=3)]
@@ -164,7 +165,7 @@ def check(contract: KernelContract) -> None:
     meaning = contract.meaning
     operand_names = OPERANDS if meaning.is_product else ("A", "D")
     if set(meaning.indices) != set(operand_names) or ("B" in meaning.indices and len(meaning.indices) != 3):
-        raise WrongInput(f"result: it says what D is, by A and B; it names {', '.join(meaning.indices)}")
+        raise WrongInput(f"result: it names {', '.join(meaning.indices)}; it must give D from A and B, or from A alone")
     if set(contract.operands) != set(operand_names):
         raise WrongInput(
             f"operands: this result has {' and '.join(operand_names)}, not {', '.join(contract.operands) or 'none'}"

@@ -117,7 +117,9 @@ def refusal_of(map_: TensorMap) -> str:
 
 
 def swizzled(offset: int, nbytes: int, span: int) -> Array:
-    """Byte offsets in shared memory of the 16-byte elements of a box, which begins at ``offset`` and has ``nbytes``.
+    """The offsets in shared memory at which the 16-byte elements of a box lie, in the order of the box.
+
+    ``offset``: where the box begins in shared memory. ``nbytes``: its size. ``span``: the bytes of the swizzle's span.
 
     A swizzle with a span of 128 bytes replaces bits 4 to 6 of the address by their xor with bits 7 to 9. Shorter spans
     do so with fewer bits: a span of 64 bytes with two, of 32 with one, of 16 with none. The bits are those of the
@@ -156,9 +158,12 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
 
 
 def place_inside(map_: TensorMap, coordinates: list[int], memory: Memory) -> tuple[int, int, int] | None:
-    """Fast path for a box of two dimensions that lies inside of its tensor and consists of aligned 16-byte elements:
-    the arena offset of its first row, the bytes from row to row, and the bytes from its first to its last byte. None
-    for other boxes."""
+    """The place of a box that is a plain rectangle of bytes, which is faster to find and to use than a ``Box``.
+
+    Returns the arena offset of its first byte, the bytes from one row to the next, and the bytes from its first byte to
+    its end. None unless the box has two dimensions, lies inside of its tensor, and consists of aligned 16-byte
+    elements.
+    """
     if len(map_.dims) != 2 or not all(
         first >= 0 and first + extent <= size
         for first, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)

@@ -284,13 +284,13 @@ class _CheckedLaunch:
         reports = state.reports
         if before is None:
             reports.forget(reports.unspecified)
-        if before is None or not (reports.doubtful or reports.races or reports.unspecified):
+        if before is None or not (reports.undefined or reports.races or reports.unspecified):
             return state
         after = Snapshot.of(self.launch.memory)
         assert after is not None
         other_poison = replace(usual, poison=OTHER_POISON)
-        if reports.doubtful and self._has_same_outcome(before, after, compiled, other_poison):
-            reports.acquit(reports.doubtful)
+        if reports.undefined and self._has_same_outcome(before, after, compiled, other_poison):
+            reports.acquit(reports.undefined)
         other_unspecified = replace(usual, unspecified=OTHER_POISON)
         if reports.unspecified and self._has_same_outcome(before, after, compiled, other_unspecified):
             reports.forget(reports.unspecified)

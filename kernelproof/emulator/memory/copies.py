@@ -19,8 +19,11 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 @dataclass(slots=True)
 class Copy:
-    """A cp.async that was issued: where it lands, its data, and its group. The group is a number per lane, or one
-    number while all lanes agree; None before it is committed."""
+    """A cp.async that was issued. ``destination``: where in shared memory it lands. ``data``: what it will write there.
+
+    ``group``: the number of its group, as one number while all lanes agree, else a number per lane; None before it is
+    committed.
+    """
 
     destination: LateCopy
     data: Array
@@ -126,7 +129,8 @@ class AsyncCopies:
             self.open_copies = []
             self.committed += 1
             return
-        # From here on lanes have different numbers of groups, so copies are split by lane.
+        # Only some lanes commit, or lanes have committed different numbers of groups before. So each open copy is split
+        # by lane: the part of the lanes of ``m`` gets a group number per lane, and the rest stays open.
         self.shared.write_deferred_copies()
         committed = self._per_lane()
         mask = np.ones(self.batch.size, bool) if m is None else m

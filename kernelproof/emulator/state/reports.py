@@ -27,11 +27,11 @@ _serials = numbers()
 class Report:
     """One finding. Repetitions of its cause are counted in ``count``; the other fields describe the first one.
 
-    ``kind``: the id of a rule. ``severity``: that of the rule, unless the value turned out not to matter. ``access``:
-    the side that breaks the rule. ``other``: the other side of a race, which is the earlier access. ``place``: the
-    memory that the finding is about. ``instructions``: how many PTX instructions have findings of this cause.
-    ``hint``: what to do, by default that of the rule. ``serial``: ascends from finding to finding. ``also``: other
-    findings of the same mistake (``causes.grouped``).
+    ``kind``: the id of a rule. ``severity``: that of the rule, or benign if the finding was acquitted
+    (``Reports.acquit``). ``access``: the side that breaks the rule. ``other``: the other side of a race, which is the
+    earlier access. ``place``: the memory that the finding is about. ``instructions``: how many PTX instructions have
+    findings of this cause. ``hint``: what to do, by default that of the rule. ``serial``: ascends from finding to
+    finding. ``also``: other findings of the same mistake (``causes.grouped``).
     """
 
     kind: str
@@ -129,7 +129,9 @@ def by_cause(reports: Iterable[Report]) -> list[Report]:
             causes[report.cause] = replace_count(report, report.count, report.instructions)
         else:
             first.count += report.count
-            first.instructions += report.instructions * (report.line != first.line)
+            # Findings of one instruction may differ in the other side's instruction. They count as one instruction.
+            if report.line != first.line:
+                first.instructions += report.instructions
     return sorted(causes.values(), key=lambda report: report.order)
 
 
@@ -153,11 +155,11 @@ class Reports:
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
         self.kernel, self.sites = kernel, sites
         self.by_key: dict[Key, Report] = {}
-        # Doubtful findings that become benign if the value that was read reaches no memory: undefined values, and
-        # races.
-        self.doubtful: set[Key] = set()
+        # Doubtful findings, by what was read. Reads of undefined memory (``undefined``) and races become benign if the
+        # value that was read affects no memory. Findings about a value that PTX leaves open (``unspecified``) are then
+        # dropped.
+        self.undefined: set[Key] = set()
         self.races: set[Key] = set()
-        # Findings that are dropped if the value, which no rule of PTX defines, reaches no memory.
         self.unspecified: set[Key] = set()
         self.kinds: Counter[str] = Counter()
 
@@ -175,15 +177,15 @@ class Reports:
         other: Participant | None = None,
     ) -> None:
         """Record a finding at an instruction, which is given by its number or, for machine code, as a ``Site``.
-        ``doubtful``: the finding becomes benign if the value turns out not to matter. ``other``: the other side of a
-        race."""
+        ``doubtful``: the finding is acquitted or dropped if the value that the instruction read or computed affects no
+        memory. ``other``: the other side of a race."""
         number = site.line if isinstance(site, Site) else site
         key = (kind, number, None if other is None else other.site.line, None if site is not None else message)
         if key not in self.by_key and self.kinds[kind] >= self.LIMIT:
             site, message, cta, threads, address, other = None, MORE_OF_KIND, None, (), None, None
             key = (kind, None, None, message)
         # A finding is doubtful only if every occurrence of it is.
-        doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
+        doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.undefined
         if not doubtful:
             doubts.discard(key)
         elif key not in self.by_key:
