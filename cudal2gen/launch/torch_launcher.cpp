@@ -1,6 +1,7 @@
-// Makes planned calls without Python. Its operators of torch look up a call's plan by the shapes, strides and types of its
-// tensors, allocate D unless it is an argument, and launch. Python decides what a call does and stores the plan here
-// (operators/call_native.py). A call without a plan returns an undefined tensor, and then Python makes the call.
+// Defines operators of torch that make planned calls without Python. Python decides what a call does, and stores the plan
+// here (operators/call_native.py). An operator looks up the plan by the shapes, strides and types of the call's tensors.
+// Then it allocates D unless that is an argument, and launches a kernel; or it calls an operator of torch that the plan
+// names. Without a plan it returns an undefined tensor, or false if D is an argument, and then Python makes the call.
 //
 // One binary serves every torch from 2.10 on, with any CUDA: it calls only C functions of torch's stable ABI, which are
 // found by name when the library is connected. Nothing is linked, and no header of torch is needed to compile it.
@@ -73,8 +74,8 @@ extern "C" {
 enum cudal2gen_third { kNone, kOut, kBias, kBiasAfter };
 
 // A planned call, filled in by Python (_Plan in call_native.py; change both, and the version below).
-//   torch_operator: if not null, the call goes to this operator of torch, with A, B and the third operand; linear without a bias
-//   passes none. If null, the call launches a kernel.
+//   torch_operator: null if the call launches a kernel. Otherwise the call goes to this operator of torch, with A, B and the third
+//   operand; for linear without a bias, the third operand is none.
 //   torch_overload: the name of the operator's overload; empty for the first one.
 //   launch, launch_fused: the functions cudal2gen_launch_sized and cudal2gen_launch_fused of a launcher. A kernel is launched by
 //   launch_fused if the third operand is kBias, else by launch.
@@ -379,8 +380,9 @@ void planned_into(Cell* stack, uint64_t, uint64_t) {
   stack[0] = d.get() != nullptr;
 }
 
-// These stand for the operators above in calls that never have a plan: with nested tensors, which have no sizes, under autocast,
-// and with tensors that are conjugated or negated lazily.
+// Replace the operators above where a call never has a plan: with nested tensors, which have no sizes, under autocast, and with
+// tensors that are conjugated or negated lazily. They answer that there is no plan. Each takes over the tensors on its stack,
+// which Operands releases.
 void unplanned(Cell* stack, uint64_t, uint64_t) {
   Operands const operands(stack, false);
   return_tensor(stack, nullptr);

@@ -45,7 +45,8 @@ def matrix_strides(
 
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """``torch.broadcast_shapes`` for batch dimensions that fit. The first call of torch's imports sympy for 0.5 s."""
+    """The same as ``torch.broadcast_shapes``, for batch dimensions that fit. The first call of torch's function would
+    import sympy, which takes 0.5 s."""
     rank = max(len(a), len(b))
     if not rank:
         return ()
@@ -53,9 +54,9 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(b_extent if a_extent == 1 else a_extent for a_extent, b_extent in pairs)
 
 
-def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of one dimension that replaces these dimensions, with the same elements in the same order; None if
-    there is none."""
+def common_stride(extents: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride of one dimension that has the elements of all these dimensions in the same order. None if no single
+    stride leads from each element to the next."""
     # The stride of a dimension of one element does not matter.
     dimensions = [pair for pair in zip(extents, strides, strict=True) if pair[0] != 1]
     for (_, outer), (extent, inner) in pairwise(dimensions):
@@ -67,11 +68,14 @@ def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
 def fold(
     a: MatrixStrides, b: MatrixStrides, batch: Sequence[int], sizes: Sizes
 ) -> tuple[Sizes, MatrixStrides] | None:  # fmt: skip
-    """The products as one product of all rows of A, if all of them share B; None if they do not, or if the rows of A
-    are not evenly spaced. Returns its extents and the strides of A."""
+    """Folds a batch whose products share one B into one product, whose A has the rows of all A.
+
+    Returns the sizes of that product and the strides of its A. None if the products have different B, or if one stride
+    does not lead through all rows.
+    """
     if any(extent != 1 and stride for extent, stride in zip(batch, b.batch, strict=True)):
         return None
-    rows = step((*batch, sizes.m), (*a.batch, a.rows))
+    rows = common_stride((*batch, sizes.m), (*a.batch, a.rows))
     if rows is None or rows <= 0:
         return None
     return sizes._replace(m=math.prod(batch) * sizes.m), a._replace(rows=rows, batch=())
@@ -81,11 +85,11 @@ def strided_batch(
     batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixStrides
 ) -> tuple[Batches | None, str]:
     """The products as a strided batch, and ""; or None, and the reason."""
-    steps = [step(batch, matrices.batch) for matrices in (a, b, d)]
-    uneven = [name for name, stride in zip("ABD", steps, strict=True) if stride is None]
+    strides = [common_stride(batch, matrices.batch) for matrices in (a, b, d)]
+    uneven = [name for name, stride in zip("ABD", strides, strict=True) if stride is None]
     if uneven:
         return None, f"batch dimensions of {' and '.join(uneven)} without a common stride"
-    return Batches(math.prod(batch), *(stride or 0 for stride in steps)), ""
+    return Batches(math.prod(batch), *(stride or 0 for stride in strides)), ""
 
 
 def are_distinct(extents: Sequence[int], strides: Sequence[int]) -> bool:
@@ -94,7 +98,7 @@ def are_distinct(extents: Sequence[int], strides: Sequence[int]) -> bool:
     They do not if each stride is larger than the largest distance that the smaller strides together reach.
     """
     reach = 0
-    for stride, extent in sorted(_steps(extents, strides)):
+    for stride, extent in sorted(_strides_and_extents(extents, strides)):
         if stride <= reach:
             return False
         reach += (extent - 1) * stride
@@ -109,17 +113,17 @@ def do_overlap(extents: Sequence[int], strides: Sequence[int]) -> bool:
     """
     if 0 in extents:
         return False
-    steps = _steps(extents, strides)
-    if math.prod(extents) > 1 + sum((extent - 1) * stride for stride, extent in steps):
+    dimensions = _strides_and_extents(extents, strides)
+    if math.prod(extents) > 1 + sum((extent - 1) * stride for stride, extent in dimensions):
         return True
-    for (first, first_extent), (second, second_extent) in combinations(steps, 2):
+    for (first, first_extent), (second, second_extent) in combinations(dimensions, 2):
         # ``second // common`` steps of ``first`` and ``first // common`` steps of ``second`` reach the same address.
         common = math.gcd(first, second)
         if common and second // common < first_extent and first // common < second_extent:
             return True
-    return any(not stride for stride, _ in steps)
+    return any(not stride for stride, _ in dimensions)
 
 
-def _steps(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+def _strides_and_extents(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
     """The stride and the extent of each dimension of more than one element."""
     return [(stride, extent) for extent, stride in zip(extents, strides, strict=True) if extent > 1]

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 HIDDEN = 48  # units of each hidden layer
-TRAINED_ARRAYS = ("w1", "b1", "w2", "b2", "w3")  # weights and biases; "mean" and "scale" stay as the data have them
+# Weights and biases, which training changes. "mean" and "scale" of the inputs are computed once from the training data.
+TRAINED_ARRAYS = ("w1", "b1", "w2", "b2", "w3")
 # Most rows of a matrix product. OpenBLAS would divide larger products among all cores, which took ten times as long on
 # two busy cores and makes the sums depend on the number of cores.
 ROWS = 96
@@ -191,8 +192,11 @@ def _train(
 
 
 def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) -> dict[str, Floats]:
-    """The arrays before training. Initial weights are normal with a variance of 1 over a layer's inputs; those of the
-    output are a tenth as large, so that all predictions begin near 0."""
+    """The arrays before training.
+
+    Weights are drawn from a normal distribution, whose variance is 1 divided by the number of the layer's inputs. Those
+    of the output layer are a tenth as large, so that all predictions begin near 0.
+    """
     width = inputs.shape[1]
     return {
         "mean": inputs.mean(0),

@@ -1,7 +1,7 @@
-"""Judges built kernels on a device, as ``cudal2gen validate --on gpu`` does.
+"""Judges built kernels on a device for ``cudal2gen validate --on gpu``.
 
-The verdict itself is ``device.validate``'s. On request compute-sanitizer examines a launch (``--also sanitizer``), and
-the results are compared bit by bit with the emulator's (``--also emulator``).
+``device.validate`` gives the verdict. On request, compute-sanitizer also examines a launch (``--also sanitizer``), and
+results are also compared bit by bit with the emulator's (``--also emulator``).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def judge_all(
     sanitize: int | None = None,
     emulator: bool = False,
 ) -> Iterator[tuple[Verdict, list[Rounding]]]:
-    """``judge`` for one kernel after the other. Raises Failure after the verdict on a kernel that stopped the
-    device."""
+    """Judges one kernel after the other, and yields what ``judge`` returns. If a kernel has stopped the device, its
+    verdict is still yielded, and then Failure is raised, since the device can run no further kernel."""
     for kernel in kernels:
         yield judge(device, kernel, baseline=baseline, sanitize=sanitize, emulator=emulator)
         try:

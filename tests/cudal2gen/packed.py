@@ -29,8 +29,11 @@ RECORDS: dict[str, Record] = {
 
 
 def row(record: Record, number: int, low: float, us: float = 100.0, products: int = 1) -> Row:
-    """A measurement by which the kernel is at least ``low`` times as fast as torch.matmul. ``number``: that of the
-    kernel in its table. ``us``: the kernel's microseconds."""
+    """An invented measurement of a kernel.
+
+    ``number``: the kernel's index in its table. ``low``: the low end of its speedup over torch.matmul. ``us``: its time
+    in microseconds. ``products``: how many products the launch had.
+    """
     speedup = (low + 0.01, low, low + 0.02)
     sizes = (record.m, record.n, record.k)
     state = "cold L2, torch.matmul"
@@ -39,8 +42,11 @@ def row(record: Record, number: int, low: float, us: float = 100.0, products: in
 
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:
-    """A table of built kernels. ``lows``: the least speedups of measured records by their numbers. ``bandwidth``: that
-    of device memory, as in ``Table``."""
+    """A table of built kernels with invented measurements.
+
+    ``lows``: for each measured record, its index in ``records`` -> the low end of its speedup. ``bandwidth``: bytes per
+    microsecond of device memory; by default so large that the bytes of a copy take no time.
+    """
     digests = {record.name: artifact.digest for record, artifact in zip(records, compiler.build(records), strict=True)}
     table = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
     return replace(table, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)

@@ -225,12 +225,12 @@ def test_other_types_are_computed_by_torch(dtype: str) -> None:
 
 
 def test_one_stride_for_all_dimensions() -> None:
-    assert plan_batches.step((2, 3, 4), (12, 4, 1)) == 1
-    assert plan_batches.step((2, 1, 4), (4, 99, 1)) == 1
-    assert plan_batches.step((2, 3), (0, 0)) == 0
-    assert plan_batches.step((2, 3), (0, 5)) is None
-    assert plan_batches.step((2, 3), (5, 10)) is None
-    assert plan_batches.step((1, 1), (5, 10)) == 0
+    assert plan_batches.common_stride((2, 3, 4), (12, 4, 1)) == 1
+    assert plan_batches.common_stride((2, 1, 4), (4, 99, 1)) == 1
+    assert plan_batches.common_stride((2, 3), (0, 0)) == 0
+    assert plan_batches.common_stride((2, 3), (0, 5)) is None
+    assert plan_batches.common_stride((2, 3), (5, 10)) is None
+    assert plan_batches.common_stride((1, 1), (5, 10)) == 0
     a, b = drawn((4, 1, 3, 8)), drawn((5, 8, 2))
     request = plan_requests.request_matmul(a, b, "f32")
     assert request.obstacle == "batch dimensions of A and B without a common stride"

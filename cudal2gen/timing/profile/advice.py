@@ -1,4 +1,6 @@
-"""Advises on a record: finds other values of one field that shorten the time of the model's cheap form."""
+"""Advises which field of a record to change: finds values that shorten its time by the formulas of ``model.estimate``.
+
+The timing model has two forms; advice is given by the cheap one, which needs no machine code."""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def edits(record: Record) -> Iterator[Advice]:
 
 
 def other_values(record: Record) -> Iterator[tuple[str, Any]]:
-    """Every field of the record's family with every value that its type lists, except the value that the record has.
+    """Each field of the record's family, with each value that its type lists, except the value that the record has.
 
-    Values are as JSON has them. Some of them break a rule between fields.
+    Values have the types of JSON, such as a list for a tuple. A record with one of them may be illegal, because it
+    breaks a rule between fields.
     """
     fields = fieldset(type(record))
     for field, value in fields.flat(record.decisions()).items():
