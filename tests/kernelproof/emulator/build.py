@@ -47,8 +47,10 @@ def _key(*parts: str) -> str:
 
 
 def _made(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
-    """The file ``target``, which a compiler that runs in ``folder`` writes unless it is there; ``-o`` and the file are
-    added to its command."""
+    """Runs a compiler in ``folder`` to make the file ``target``, unless the file exists; returns the file.
+
+    ``command``: the compiler's command without ``-o``, which is added.
+    """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(suffix=target.suffix, dir=target.parent)
@@ -86,6 +88,7 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
         command += ["-lineinfo", f"-{suffix[1:]}"]
     else:
         command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    # Only kernels for sm_90a include headers of the folder. A change of a header has to compile these anew.
     headers = [p.read_text() for p in sorted(FIXTURES.glob("*.cuh"))] if arch == "sm_90a" else []
     key = _key(source.read_text(), *headers, _version(nvcc()), *command)
     target = user_cache() / "test-kernels" / f"{name}-{key}{suffix}"

@@ -1,4 +1,7 @@
-"""Proves that imports in the emulator go strictly down its layers, also those in functions or for types only."""
+"""Proves that a folder of the emulator imports only itself and folders of lower layers.
+
+Imports in functions, and those for types only, count too.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ import pytest
 
 from tests import house
 
-# From the lowest up, as in the docstring of ``kernelproof.emulator``.
-FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "machine_code", "host"]
+# Each folder is one layer. From the lowest up, as in the docstring of ``kernelproof.emulator``.
+LAYERS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "machine_code", "host"]
 # What names of the emulator's modules begin with.
 PREFIX = "kernelproof.emulator."
 
 
 def upward(graph: dict[str, set[str]]) -> list[str]:
-    """The imports of a folder on a higher layer."""
-    floor = {name: FLOORS.index(name.split(".")[0]) for name in graph}
-    return [f"{name} imports {other}" for name in graph for other in graph[name] if floor[other] > floor[name]]
+    """The imports of modules on a higher layer than the module that imports them."""
+    layer = {name: LAYERS.index(name.split(".")[0]) for name in graph}
+    return [f"{name} imports {other}" for name in graph for other in graph[name] if layer[other] > layer[name]]
 
 
 def graph_of(package: Path) -> house.Graph:
@@ -31,11 +34,11 @@ def graph_of(package: Path) -> house.Graph:
 
 
 @pytest.mark.slow
-def test_every_room_has_a_floor_and_imports_go_down(checkout: Path) -> None:
+def test_every_folder_is_a_layer_and_imports_go_down(checkout: Path) -> None:
     graph = graph_of(checkout / "kernelproof")
     assert len(graph) > 50
     assert upward(graph) == []
-    assert {name.split(".")[0] for name in graph} == set(FLOORS)
+    assert {name.split(".")[0] for name in graph} == set(LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_every_kind_of_import_is_counted(text: str) -> None:
 
 def test_the_docstring_tells_the_order(checkout: Path) -> None:
     text = (checkout / "kernelproof" / "emulator" / "__init__.py").read_text()
-    assert " < ".join(f"``{floor}``" for floor in FLOORS) in " ".join(text.split())
+    assert " < ".join(f"``{layer}``" for layer in LAYERS) in " ".join(text.split())
 
 
 def test_nothing_is_hidden_from_the_type_checker(checkout: Path) -> None:

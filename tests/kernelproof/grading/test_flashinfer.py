@@ -160,10 +160,11 @@ def test_headers_of_a_solution_are_put_in_once() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["<{}.h>", '"{}.h"', '"x/{}.h"', '"other/{}.h"'])),
                 max_size=9), st.integers(0, 9))  # fmt: skip
-def test_included_files_of_a_solution_replace_their_includes(includes: list[tuple[str, str]], shared: int) -> None:
-    """Headers a, b and c are files of the solution; the first lines are those of the unit, the others of header a."""
+def test_included_files_of_a_solution_replace_their_includes(includes: list[tuple[str, str]], unit_count: int) -> None:
+    """Headers a, b and c are files of the solution, d is not. The first ``unit_count`` includes stand in kernel.cu, the
+    others in header a."""
     lines = ["#include " + form.format(name) for name, form in includes]
-    own, inner = lines[:shared], lines[shared:]
+    own, inner = lines[:unit_count], lines[unit_count:]
     files = {f"x/{name}.h": f"int {name};" for name in "abc"} | {"k.cu": "\n".join([*own, "int unit;"])}
     files["x/a.h"] = "\n".join(["int a;", *inner])
     text = flashinfer.parse(flashinfer.Solution, solution("cuda", "k.cu::run", files), "the solution").inlined()
@@ -214,5 +215,5 @@ def test_wrong_solutions_are_found(definition: Path, text: str, rule: str) -> No
 
 
 @pytest.mark.slow
-def test_bindings_that_are_not_there_are_not_wrong(definition: Path) -> None:
+def test_a_solution_without_a_binding_is_not_checked(definition: Path) -> None:
     assert judged(cuda(binding=None), definition).outcome == "not checked"
