@@ -487,7 +487,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 1 if faults else 0
             words += [word for name in names for word in ("--library", name)]
         if not (options.table or options.build_only):
-            code = max(code, supervise(words, options.budget))
+            code = supervise(words, options.budget) or code
         if options.store.is_file():
             print("\n".join(table(results.measurements(options.store).latest())))
     except UserError as error:
