@@ -12,15 +12,18 @@ from cudal2gen.kernel import Record
 from cudal2gen.validator import run_case, stress_shapes
 from kernelproof import sass
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.paths import tensor
+from tests.cudal2gen.paths import ring, tensor
 
 WAIT = "wait_for_previous_kernel();"
 BEHIND_TILE = f"    if (work.row + work.col >= 0) {{\n      {WAIT}\n    }}\n"
 LOOP = "    for (int step = work.first; step < work.last; ++step) {\n      const uint32_t stage"
 STORING = f"    {WAIT}\n    store_tiles(gemm, shared, rank, columns);"
+CONSUMING = f"    {WAIT}\n    consume(gemm, shared, rank);"
 SLICED = tensor(split_k=3, pdl=True)
 # Records whose loading thread computes its first tile before the wait.
 EARLY: dict[str, Record] = {
+    "wgmma": ring(pdl=True),
+    "wgmma, a shared last wave": ring(stream_k=True, pdl=True),
     "tcgen05": tensor(pdl=True),
     "tcgen05, a shared last wave": tensor(stream_k=True, pdl=True),
 }
@@ -29,6 +32,10 @@ FAULTS: dict[str, Faulty] = {
     "boxes are loaded without a wait": Faulty(EARLY["tcgen05"], BEHIND_TILE, ""),
     "the first box is loaded before the wait": Faulty(
         EARLY["tcgen05"], BEHIND_TILE + LOOP, LOOP.replace("{", f"{{ if (step > work.first) {WAIT}"),
+    ),
+    "boxes are loaded without a wait, wgmma": Faulty(EARLY["wgmma"], BEHIND_TILE, ""),
+    "parts are stored and counted before the wait, wgmma": Faulty(
+        ring(split_k=3, reduce="workspace", pdl=True), CONSUMING, CONSUMING.replace(WAIT, "") + WAIT,
     ),
     "groups' ends are read without a wait": Faulty(
         tensor(batch="grouped", pdl=True), f"  {WAIT}  // each tile reads the groups' ends\n", "",

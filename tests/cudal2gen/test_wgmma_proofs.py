@@ -209,8 +209,8 @@ HARMLESS: dict[str, tuple[Edit, str]] = {
         Edit(r"and\.b32( \s*%r\d+, %r\d+, )262128;", r"and.b32\g<1>-16;", record=PAIR),
         "they become a part of the leading offset, which an operand along k does not have",
     ),
-    "the wait for the kernel before stands before its dependents may start": (
-        Edit(r"(griddepcontrol\.launch_dependents;)(.*?)(griddepcontrol\.wait;)", r"\3\2\1"),
+    "the kernel before is waited for before its dependents may start": (
+        Edit(r"griddepcontrol\.launch_dependents;", r"griddepcontrol.wait;\n\g<0>"),
         "the next kernel waits for the end of this one in any case",
     ),
 }  # fmt: skip

@@ -308,12 +308,12 @@ CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
 // Returns a CTA's part of a cluster's tile. Tiles follow each other along one axis, in bands of a few tiles of the other axis, so
 // that clusters that run together share operands in the L2.
-CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
-  const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
-  const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
-  const int band = tile / (along * gemm.band) * gemm.band;
-  const int in_band = tile - band * along;
-  const int width = min(gemm.band, across - band);
+CUTE_DEVICE Tile tile_of(Gemm const& gemm, uint32_t tile, int rank) {
+  const uint32_t along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
+  const uint32_t across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
+  const uint32_t band = tile / (along * gemm.band) * gemm.band;
+  const uint32_t in_band = tile - band * along;
+  const uint32_t width = min(gemm.band, across - band);
   const int at_along = in_band / width, at_across = band + in_band % width;
   const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
   return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN};
@@ -408,6 +408,11 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
     const Work work = work_of(gemm, item, rank);
 
+    // The tile is known before the wait; the loads behind it read what the previous kernel wrote. ptxas moves the wait above
+    // arithmetic, but not above a branch on its result. This one is always taken. For later tiles the wait returns at once.
+    if (work.row + work.col >= 0) {
+      wait_for_previous_kernel();
+    }
     for (int step = work.first; step < work.last; ++step) {
       const uint32_t stage = shared.stage(place.stage), full = shared.full(place.stage);
       wait(shared.empty(place.stage), place.parity ^ 1);
@@ -530,7 +535,6 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
   cluster_arrive();
   cluster_wait();
   let_next_kernel_start();
-  wait_for_previous_kernel();
   if (warp < 4) {
     // Loading needs few registers per thread. The others go to the consumers' threads.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -540,6 +544,7 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
   } else {
     // Waits until the producer has released these registers.
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_previous_kernel();
     consume(gemm, shared, rank);
   }
 }
