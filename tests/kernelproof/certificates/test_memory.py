@@ -9,7 +9,7 @@ from kernelproof.certificates.cells import Kind, Kinds, SummedRange, unknown
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.shared_memory import SharedMemory
-from kernelproof.certificates.slices import Partial
+from kernelproof.certificates.slices import Complete, Partial
 
 LANES = np.arange(64)  # of two warps
 
@@ -103,8 +103,14 @@ def test_equal_kinds_have_one_number_and_one_text() -> None:
 def test_partial_sums_are_added_in_order_and_as_floats_only() -> None:
     """The partial sums of both slices make the whole sum."""
     whole = unknown(64, 1, 4)
-    first, second = (Partial(whole, number, number + 1, 2) for number in range(2))
-    assert first.view("f4") + second.view("f4") is whole
+    zero, one, two = map(Polynomial.of, range(3))
+    first, second = Partial(whole, zero, one, two), Partial(whole, one, two, two)
+    total = first.view("f4") + second.view("f4")
+    assert isinstance(total, Complete)
+    assert np.array_equal(total.kinds, whole.kinds)
+    assert isinstance(total.view("f4") + np.zeros(64, "f4"), Complete)
+    with pytest.raises(NotCertified, match="something else than zeros"):
+        total.view("f4") + second.view("f4")
     for a, b in ((first, second), (first.view("f4"), second), (first.view("f4"), np.zeros(64, "u4"))):
         with pytest.raises(NotCertified, match="as floats"):
             a + b
