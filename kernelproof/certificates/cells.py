@@ -12,7 +12,7 @@ with a number, and each element has that number and two offsets. For example, la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -118,6 +118,19 @@ class Kinds:
     def __getitem__(self, number: int) -> Kind | None:
         """The kind with a number; None for 0."""
         return self._by_number[number]
+
+
+class Elements(Protocol):
+    """Elements of matrices in arrays of one shape: the numbers of their kinds, and their rows and columns."""
+
+    kinds: Lanes
+    rows: Lanes
+    cols: Lanes
+
+
+def same_elements(a: Elements, b: Elements) -> bool:
+    """Whether two hold the same elements at the same places."""
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("kinds", "rows", "cols"))
 
 
 class Cells:

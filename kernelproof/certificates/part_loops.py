@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kernelproof.certificates.cells import UNKNOWN, Cells
+from kernelproof.certificates.cells import UNKNOWN, Cells, same_elements
 from kernelproof.certificates.conditions import Chosen, at_least
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
@@ -146,8 +146,7 @@ def _same(a: object, b: object) -> bool:
             and a.first.equals(b.first) and a.end.equals(b.end)
         )  # fmt: skip
     if isinstance(a, Cells) and isinstance(b, Cells):
-        arrays = ((a.kinds, b.kinds), (a.rows, b.rows), (a.cols, b.cols))
-        return a.width == b.width and all(np.array_equal(mine, its) for mine, its in arrays)
+        return a.width == b.width and same_elements(a, b)
     if isinstance(a, Chosen) and isinstance(b, Chosen):
         return a.test.key == b.test.key and _same(a.yes, b.yes) and _same(a.no, b.no)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):

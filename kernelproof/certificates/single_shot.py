@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelproof.certificates.cells import UNKNOWN, Cells, Kinds
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kinds, same_elements
 from kernelproof.certificates.cluster_sum_proof import ClusterSumMachine, ConsumerThread, check_counts, count_stores
 from kernelproof.certificates.cluster_sums import ClusterSums
 from kernelproof.certificates.conditions import OpenFacts
@@ -169,9 +169,7 @@ def _common(ways: list[Reached]) -> Reached:
 def _same(a: Any, b: Any) -> bool:
     """Whether two values of a register of any thread are the same."""
     if isinstance(a, Cells) and isinstance(b, Cells):
-        return a.width == b.width and all(
-            np.array_equal(getattr(a, x), getattr(b, x)) for x in ("kinds", "rows", "cols")
-        )
+        return a.width == b.width and same_elements(a, b)
     return same_value(a, b)
 
 

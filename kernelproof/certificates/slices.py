@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates.cells import Cells
+from kernelproof.certificates.cells import Cells, same_elements
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 
@@ -89,8 +89,7 @@ class SlabContents:
 
     def same(self, other: SlabContents) -> bool:
         """Whether two CTAs have stored the same and are equally far."""
-        arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
-        return self.stage == other.stage and all(np.array_equal(mine, its) for mine, its in arrays)
+        return self.stage == other.stage and same_elements(self, other)
 
     def copied(self) -> SlabContents:
         """A copy that changes independently."""
@@ -151,9 +150,7 @@ class Partial(Cells):
             raise NotCertified("partial sums are not added as floats")
         if isinstance(other, Partial):
             first, second = (self, other) if not self.first.terms else (other, self)
-            a, b = first.whole, second.whole
-            same = all(np.array_equal(getattr(a, x), getattr(b, x)) for x in ("kinds", "rows", "cols"))
-            same = same and self.count.equals(other.count)
+            same = same_elements(first.whole, second.whole) and self.count.equals(other.count)
             if first.first.terms or not second.first.equals(first.end) or not same:
                 raise NotCertified("partial sums are not added each once, in the order of slices")
             end = second.end

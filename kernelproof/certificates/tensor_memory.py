@@ -38,7 +38,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from kernelproof.certificates.cells import SummedRange
+from kernelproof.certificates.cells import SummedRange, same_elements
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, LANES
@@ -133,8 +133,7 @@ class ItemSums:
 
     def same(self, other: ItemSums) -> bool:
         """Whether another item leaves the same sums."""
-        arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
-        return all(np.array_equal(mine, its) for mine, its in arrays)
+        return same_elements(self, other)
 
 
 @dataclass
