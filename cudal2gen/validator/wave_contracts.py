@@ -288,15 +288,25 @@ class _Wave:
         within, beyond = self._edges(kept, place)
         return ItemKind(kept, names, self._number(share), last, behind=(within, *beyond), loop=loop)
 
+    @property
+    def _slabs(self) -> Polynomial:
+        """How many slabs of the workspace the CTAs of one rank have."""
+        return named(CLUSTERS) + self.tail
+
+    @property
+    def _workspace(self) -> Matrix:
+        """The workspace: a row for each slab, which has the partial sums of a tile."""
+        slab = Polynomial.of(self.record.bm * self.record.bn)
+        slabs = self._slabs * self.record.cluster_ctas
+        return Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None)
+
     def _kept(self, contract: Contract, rank: Polynomial) -> Contract:
-        """A contract with the workspace in which the part of the item, by the CTA of a rank, is left."""
-        record, slabs = self.record, named(CLUSTERS) + self.tail
-        slab = Polynomial.of(record.bm * record.bn)
-        partials = Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs * record.cluster_ctas, slab, "f32", None)
+        """The contract with the workspace added, in which the CTA of a rank leaves its part of the item's tile."""
+        record, slabs = self.record, self._slabs
         counter = named(AT) * record.cluster_ctas + rank
         own = rank * slabs + named(CLUSTER) + named(AT)
         return replace(
-            contract, matrices=(*contract.matrices, partials),
+            contract, matrices=(*contract.matrices, self._workspace),
             slices=Slices(2, ZERO, counter, record.bm * record.bn, ZERO, own),
         )  # fmt: skip
 
@@ -408,7 +418,7 @@ class _Wave:
         parts = Parts(
             named(PARTS), record.bm * record.bn // (4 * (end - first)), record.cols // 8, 1, tail * ctas,
             named(AT) * ctas + rank, named("cta_x") * ctas + rank, named(CLUSTERS) * ctas,
-            first=rank * (named(CLUSTERS) + self.tail) + named(FIRST_PART) + named(AT), at_once=AT_ONCE, widths=WIDTHS,
+            first=rank * self._slabs + named(FIRST_PART) + named(AT), at_once=AT_ONCE, widths=WIDTHS,
         )  # fmt: skip
         if not self.shares:
             return parts, Adders(self._entry(place), None)
@@ -427,7 +437,7 @@ class _Wave:
         longer = tail * steps - least * clusters
         edge = longer * (least + 1)  # the k-tiles of the longer shares
         begin, last = named(AT) * steps, named(AT) * steps + steps - 1
-        slabs = clusters + tail
+        slabs = self._slabs
         facts = self._facts(
             bounds | {(PARTS,): (fewest, most)}, tiles, tail, steps, least, *limits,
             self.item.number - named(AT), edge, self._limit - edge, clusters - start - count,
@@ -439,8 +449,4 @@ class _Wave:
                 Fraction(step - edge, least, cluster - longer, step - edge),
             ]
         contract = self._contract(place, facts, steps)
-        partials = Matrix(
-            PARTIALS, PARTIALS, ALIGNMENT, Polynomial.of(self.record.bm * self.record.bn),
-            slabs * self.record.cluster_ctas, Polynomial.of(self.record.bm * self.record.bn), "f32", None,
-        )  # fmt: skip
-        return replace(contract, matrices=(*contract.matrices, partials))
+        return replace(contract, matrices=(*contract.matrices, self._workspace))
