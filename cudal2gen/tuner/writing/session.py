@@ -163,19 +163,19 @@ class Session:
                 self._other_trials[key] = trial
             if trial.run == self.run_name and self._answers:
                 self._earlier_trials[key] = trial
-            elif begun_with is None or key in begun_with["trials"]:
-                self._restore_attempt(trial)
+            elif (begun_with is None or key in begun_with["trials"]) and (attempt := self._restored(trial)):
+                self.attempts.append(attempt)
         if self._answers:
             self._say(f"resumes with {len(self._answers)} stored answers and {len(self._earlier_trials)} stored trials")
 
-    def _restore_attempt(self, trial: Trial) -> None:
-        """Adds a stored trial to the attempts, if its record is still legal and its text exists."""
+    def _restored(self, trial: Trial) -> Attempt | None:
+        """The attempt of a stored trial; None if its record is illegal by today's rules, or its text is gone."""
         try:
             record = parse(trial.record)
             draft = Draft("incumbent", "", *kernel.as_text(record, ""))
-        except UserError:  # the record is illegal by today's rules, or its text is gone
-            return
-        self.attempts.append(self._attempt_of_trial(draft, trial, record))
+        except UserError:
+            return None
+        return self._attempt_of_trial(draft, trial, record)
 
     def _attempt_of_trial(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
         """The attempt of a stored trial, with the report and the counters that the transcript has of it."""
@@ -333,7 +333,8 @@ class Session:
         """
         if self._answers:
             state = self.chat.history.state(self.problem, f"{GUEST}{number}") or {}
-            guest = self._restored_guest(state.get("trial", ""))
+            trial = self._other_trials.get(state.get("trial", ""))
+            guest = self._restored(trial) if trial else None
         else:
             fastest, own = self.lead.fastest, self.ranked
             is_faster = fastest is not None and (not own or fastest.trial.cost < own[0].trial.cost)
@@ -342,16 +343,6 @@ class Session:
         if guest is not None:
             self._judge.add_known(guest.draft, guest.trial)
         return guest
-
-    def _restored_guest(self, key: str) -> Attempt | None:
-        """The stored kernel of another session with this ``_key``; None if its record is now illegal, or its text is
-        gone."""
-        if (trial := self._other_trials.get(key)) is None:
-            return None
-        with suppress(UserError):
-            record = parse(trial.record)
-            return self._attempt_of_trial(Draft("incumbent", "", *kernel.as_text(record, "")), trial, record)
-        return None
 
     def _bases(self) -> dict[str, Base]:
         """The texts in a prompt by label: the incumbent and the kernels of ``_contrast``."""
