@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from cudal2gen import places
@@ -160,12 +161,6 @@ def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> li
             parts = [_cheap_us(split) for split in splits(record)]
             gains.append(RecordedGain(whole / min([whole, *parts]), 1 / table[record.mnk]))
     return gains
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def print_recorded(gains: Sequence[RecordedGain]) -> None:

@@ -32,7 +32,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import Record, space
 from cudal2gen.tuner import benchmark
 from cudal2gen.tuner.benchmark import BenchmarkPlan
-from cudal2gen.tuner.climbing import Choices, compose, first_choices, with_fields
+from cudal2gen.tuner.climbing import Choices, compose, first_choices, widths, with_fields
 from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.writing import exemplars
 from cudal2gen.tuner.writing.session import MAX_DRAWN
@@ -116,11 +116,11 @@ def written(shown: Sequence[Kernel], candidates: space.Candidates, rng: random.R
     distances = candidates.distances(record.model_dump())  # 0 for the record's own structure
     own, *others = np.argsort(distances, kind="stable")[: NEAREST + 1].tolist()
     choices = with_fields(candidates, own, record.model_dump())
-    widths = [len(values) for values in candidates.heads[record.family].values()]
-    if rng.random() < KEEPS and max(widths, default=1) > 1:
+    numbers = widths(candidates, own)
+    if rng.random() < KEEPS and max(numbers, default=1) > 1:
         free = tuple(
             rng.randrange(width) if rng.random() < SWITCHES else old
-            for old, width in zip(choices.free, widths, strict=True)
+            for old, width in zip(choices.free, numbers, strict=True)
         )
         return compose(candidates, Choices(own, free), "writer")
     return compose(candidates, with_fields(candidates, rng.choice(others), record.model_dump()), "writer")

@@ -143,8 +143,7 @@ class Costs:
 
     def _combinations(self, row: int) -> list[Choices]:
         """All choices of the free decisions of one row."""
-        widths = _widths(self.candidates, row)
-        return [Choices(row, free) for free in itertools.product(*map(range, widths))]
+        return [Choices(row, free) for free in itertools.product(*map(range, widths(self.candidates, row)))]
 
     def _scores(self, choices: list[Choices]) -> CandidateScores:
         """The inputs of these choices, and what the timing model says about each."""
@@ -282,14 +281,14 @@ def _cumulative(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return cumulative
 
 
-def _widths(candidates: Candidates, row: int) -> list[int]:
+def widths(candidates: Candidates, row: int) -> list[int]:
     """The number of values of each free field of a structure."""
     return [len(values) for values in candidates.heads[candidates.records[row].family].values()]
 
 
 def first_choices(candidates: Candidates, row: int) -> Choices:
     """A structure with the first value of each free field."""
-    return Choices(row, tuple(0 for _ in _widths(candidates, row)))
+    return Choices(row, tuple(0 for _ in widths(candidates, row)))
 
 
 def with_fields(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
@@ -311,7 +310,7 @@ def neighbours(candidates: Candidates, fields: Fields) -> list[Choices]:
     found: list[Choices] = []
     for row in np.flatnonzero(distances == 0)[:1].tolist():
         own = with_fields(candidates, row, fields)
-        for head, width in enumerate(_widths(candidates, row)):
+        for head, width in enumerate(widths(candidates, row)):
             for index in range(width):
                 if index != own.free[head]:
                     found.append(Choices(row, (*own.free[:head], index, *own.free[head + 1 :])))
