@@ -48,7 +48,7 @@ class OutOfTimeError(Exception):
 
 
 def _out_of_time(*_: object) -> None:
-    """Ends what runs when the alarm rings."""
+    """Handles the alarm by ending the launch that is running: it raises OutOfTimeError there."""
     raise OutOfTimeError
 
 

@@ -421,7 +421,7 @@ def parts(job: EvaluationJob, count: int) -> list[EvaluationJob]:
 
 
 def _lines(error: object) -> list[str]:
-    """An error's lines without blank ones; the name of its type if it has none."""
+    """The lines of an error's message that are not blank; the name of the error's type if there is none."""
     return [line.strip()[:LONGEST_LINE] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 

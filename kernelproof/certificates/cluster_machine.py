@@ -1,4 +1,4 @@
-"""Executes a role of a CTA in a cluster: it addresses other CTAs' memory and arrives at the cluster's barrier."""
+"""Executes a role of a CTA in a cluster. It may address other CTAs' memory and arrive at the cluster's barrier."""
 
 from __future__ import annotations
 

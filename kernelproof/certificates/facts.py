@@ -42,8 +42,11 @@ class Quotient(NamedTuple):
 
 
 class Fraction(NamedTuple):
-    """Where ``given`` is at least 0 (always if that is None), ``divisor`` is positive, ``dividend`` is at least 0, and
-    ``whole`` is the dividend divided by the divisor and rounded down. ``rest``: the remainder, if it has a name."""
+    """A quotient: ``whole`` is ``dividend`` / ``divisor``, rounded down.
+
+    ``given``: the quotient is known only where this is at least 0; None if it always is. There the dividend is at least
+    0, and the divisor is positive. ``rest``: the remainder, if it has a name.
+    """
 
     dividend: Polynomial
     divisor: Polynomial

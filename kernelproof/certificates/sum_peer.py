@@ -65,8 +65,8 @@ class SumPeer(ClusterAddresses):
 
         ``address``, ``value``, ``size``, ``signal``: per lane the target, its sums, their bytes, and the address of the
         mbarrier that they signal. ``tile``: the tile of D of which they are sums. Yields what each CTA receives. Raises
-        NotCertified if a value is not such sums, if they leave the tile or the cluster, or if the sums that go to a CTA
-        do not all signal one mbarrier of that CTA.
+        NotCertified if a lane sends anything but such sums, if a target is outside of the tile or of the cluster, or if
+        the sums that go to a CTA do not all signal one mbarrier of that CTA.
         """
         if not isinstance(value, Cells) or value.bytes != size:
             raise NotCertified("what is sent to another CTA is not a sum of products")

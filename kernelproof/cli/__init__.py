@@ -1,7 +1,7 @@
 """The command line of ``kernelproof``.
 
-Each module but ``program``, which defines the program itself, defines its commands, called verbs. A verb parses its
-options, calls the package that does the work, and prints the result.
+``program`` defines the program itself. Each other module defines some of its commands, which are called verbs. A verb
+parses its options, calls the package that does the work, and prints the result.
 """
 
 from __future__ import annotations

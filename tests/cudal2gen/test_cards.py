@@ -234,8 +234,8 @@ def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -
     assert pack.serving(facts, CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)) is None
 
 
-# A driver library with two cards. Its cases are attributes of a device: 75 and 76 are the compute capability's parts,
-# 16 the SMs, and 97 the bytes of shared memory that a block may have.
+# A driver library with two cards. The numbers after ``case`` stand for attributes of a device: 75 and 76 for the two
+# parts of its compute capability, 16 for the number of its SMs, 97 for the most bytes of shared memory of a block.
 DRIVER = """
 #include <string.h>
 int cuInit(unsigned flags) { return flags; }

@@ -38,7 +38,7 @@ COMMON = (
     "a row after the last one", "an element beyond the last column", "tiles of half as many vectors",
     "tiles end one vector later",
 )  # fmt: skip
-# The load of a sum by another CTA, and the transposition of a matrix of 8 by 8 in a warp.
+# How the PTX loads a partial sum that another CTA has stored, and how a warp transposes a matrix of 8 by 8.
 LOADED = "ld.global.cg"
 MOVE = r"movmatrix.sync.aligned.m8n8.trans.b16 (%r\d+), (%r\d+);"
 NEXT_MOVE = rf"((?:\s|//.*|\.loc.*)*){MOVE}"

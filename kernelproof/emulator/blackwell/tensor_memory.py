@@ -274,9 +274,9 @@ class TensorMemory:
         """Report ``foreign`` accesses (bool per cell) that are not ordered before a thread's access, which ``event``
         names in words. ``fenced``: the thread's clock at its last fence. ``present``: its clock now."""
         clocks = self.clocks
-        # An agent has two entries in a clock (see ClusterClocks). The first one says which of its accesses are visible,
-        # as earlier writes must be. The second one, ``ended_offset`` further, says which have ended, visible or not:
-        # that is enough for earlier reads. Without clusters both are the same entry.
+        # An agent has two entries in a clock (see ClusterClocks). The first one says which of its accesses are visible:
+        # an earlier write must be. The second one, ``ended_offset`` further, says which have ended, visible or not: of
+        # an earlier read this is all that is required. Without clusters both are the same entry.
         ended_offset = clocks.ended if prior.kind == LOAD else 0
         bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.agents + ended_offset])
         if not bad.any():

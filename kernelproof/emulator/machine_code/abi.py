@@ -37,7 +37,8 @@ def _cluster(shape: int, reciprocals: int, counts: int, rank: int) -> dict[int, 
     )
 
 
-# The descriptor of global memory. Its words do not matter to accesses, and are no address or size if code uses them so.
+# The two words of the descriptor of global memory. Accesses ignore them. They are neither addresses nor small numbers,
+# so code that takes them for an address or a size goes wrong visibly.
 _DESCRIPTOR = (str(0xBAD0DE5C), str(0xBAD1DE5C))
 # The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0" stands for the stack pointer, which does not
 # matter.

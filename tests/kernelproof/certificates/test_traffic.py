@@ -113,7 +113,7 @@ def test_runs_and_sectors_of_an_access_to_an_operand(access: tuple[int, list[int
     for warp, row, byte in touched:
         if (warp, row, byte - 1) not in touched:
             lengths[next(n for n in count(1) if (warp, row, byte + n) not in touched)] += 1
-    # A run may begin at each multiple of the access's size in a sector.
+    # In a sector, which has 32 bytes, a run may begin at every multiple of the access's size.
     sectors = {n: [(begin + n - 1) // 32 + 1 for begin in range(0, 32, size)] for n in lengths}
     assert stated.warps == len({lane // 32 for lane in lanes})
     assert dict(map(reversed, stated.runs)) == lengths
