@@ -262,7 +262,7 @@ class SumMachine(ThreadMachine):
             or progress.cleared is not False
         ):
             raise NotCertified("a counter is returned to zero by another thread, twice or too early")
-        if size != SUM_BYTES or scope_of(strength) != Scope.GPU or self._number(value).any():
+        if size != SUM_BYTES or not strength or scope_of(strength) != Scope.GPU or self._number(value).any():
             raise NotCertified("a counter is not returned to zero for the whole device")
         if not self.facts.holds(share.before + (share.end - share.at) - share.vectors):
             raise NotCertified("a counter is returned to zero that other groups still need")
