@@ -58,12 +58,13 @@ def pair_arithmetic(low: Lowering, ins: Instruction) -> None:
         low.emit("mov.b32", low.target(result, plus), value)
 
 
-def xorsign(ins: Instruction, texts: list[str]) -> tuple[str, list[str]]:
+def xorsign(low: Lowering, ins: Instruction, texts: list[str]) -> tuple[str, list[str]]:
     """The modifiers of a minimum whose sign is the product of its sources' signs, and the sources. The machine code
     has the bars of their magnitudes, which PTX has in the modifier."""
     if "XORSIGN" not in ins.modifiers:
         return "", texts
-    assert all(text.count("|") == 2 and text.startswith("|") for text in texts)
+    if not all(text.count("|") == 2 and text.startswith("|") for text in texts):
+        raise low.refusal("a source whose magnitude is not taken is not modelled")
     return ".xorsign.abs", [text.replace("|", "") for text in texts]
 
 
@@ -82,7 +83,7 @@ def min_or_max3(low: Lowering, ins: Instruction) -> None:
 def min_or_max(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum."""
     result, a, b, p = ins.operands
-    signs, (a, b) = xorsign(ins, [a, b])
+    signs, (a, b) = xorsign(low, ins, [a, b])
     x, y = single(low, a), single(low, b)
     options = _options(ins) + (".NaN" if "NAN" in ins.modifiers else "") + signs
     test = low.predicate(p)

@@ -69,7 +69,7 @@ def minimum(low: Lowering, ins: Instruction) -> None:
     test = low.predicate(p)
     if test not in ("0", "1"):
         raise low.refusal("a predicate that varies is not modelled here")
-    signs, texts = xorsign(ins, texts)
+    signs, texts = xorsign(low, ins, texts)
     options = (".ftz" if "FTZ" in ins.modifiers else "") + (".NaN" if "NAN" in ins.modifiers else "")
     op = f"{'min' if test == '1' else 'max'}{options}{signs}.{kind}"
     low.set(result, low.computed(op, *_pairs(low, texts, kind)))
