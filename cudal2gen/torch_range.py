@@ -34,8 +34,8 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def place(version: str) -> str:
-    """Where a version lies in the range, in words; "" if it was tested or lies between tested ones."""
+def remark_on_torch(version: str) -> str:
+    """A remark on a release of torch outside of the tested range; "" for one within it."""
     if numbers(version) < numbers(OLDEST):
         return f"older than {OLDEST}, the oldest that is supported: pip install --upgrade torch"
     if numbers(version) > numbers(NEWEST):

@@ -74,8 +74,9 @@ class Settings:
     """What to measure, and for how long.
 
     ``warmup_seconds`` are spent once per run, ``benchmark_seconds`` on each problem, protocol and L2 state.
-    ``target_qps``: mean number of calls per second under the ``server`` protocol. ``products``: number of products in a
-    batched launch, or of groups in a grouped one.
+    ``target_qps``: mean number of calls per second under the ``server`` protocol. ``seed``: of the inputs, of the
+    contenders' order and of pauses. ``products``: number of products in a batched launch, or of groups in a grouped
+    one.
     """
 
     protocols: tuple[ProtocolName, ...] = ("device",)

@@ -139,7 +139,7 @@ def _torch(packs: Mapping[str, Pack]) -> Check:
     cuda = found[1] if found else ""
     builds = f"for CUDA {cuda}" if cuda else "a build without CUDA"
     served = any(opened.cuda <= torch_range.major(cuda) for opened in packs.values())
-    place, other = torch_range.place(version), "" if served else torch_range.remark_on_cuda(cuda)
+    place, other = torch_range.remark_on_torch(version), "" if served else torch_range.remark_on_cuda(cuda)
     old = torch_range.numbers(version) < torch_range.numbers(torch_range.OLDEST)
     return Check(not (old or other), "; ".join(filter(None, [f"{version}, {builds}", place, other])))
 

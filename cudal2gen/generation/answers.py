@@ -56,8 +56,8 @@ def measured_records(problem: Problem, measured: Measurements) -> list[Record]:
     For a problem without a record of its own ``bench`` measured the nearest record, which is found here again.
     """
     all_problems = {item.problem for item in measured.measurements}
-    alike = {item for item in all_problems if (item.gpu, *item.kind) == (problem.gpu, *problem.kind)}
-    records = catalog.load() if alike else []
-    own = {record.problem: record for record in records if record.problem in alike}
-    ordered = sorted(alike, key=lambda item: item.key)
+    same_kind = {item for item in all_problems if (item.gpu, *item.kind) == (problem.gpu, *problem.kind)}
+    records = catalog.load() if same_kind else []
+    own = {record.problem: record for record in records if record.problem in same_kind}
+    ordered = sorted(same_kind, key=lambda item: item.key)
     return [own.get(item) or catalog.nearest(item, records).record for item in ordered]

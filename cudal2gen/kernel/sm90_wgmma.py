@@ -39,7 +39,7 @@ WGMMA_N = 256  # most columns of one wgmma
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # Registers besides the accumulators for an epilogue that stores directly and checks bounds: usually, and with swap_ab.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
-# Stall clocks of the main loop's machine code in one k-tile: once around its wgmmas, and for each wgmma (ptxas 13.0).
+# Clocks per k-tile for which the main loop stalls: outside of its wgmmas, and for each of them (code of ptxas 13.0).
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster with boxes of 16 columns
 
@@ -248,7 +248,7 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, clusters and splits of k, each with as many stages as fit, with one and with two fewer."""
+        """Tiles, clusters and splits of k, each with as many stages as fit, and with one and two fewer."""
         tiles = [(False, tile) for tile in TILES[problem.acc]] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         choices = product(tiles, CLUSTERS, SPLITS, cls.depths(problem))
         for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in choices:

@@ -175,7 +175,7 @@ def tuned(source: str) -> Fields:
 
 
 def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Candidates:
-    """Every legal structure for a problem, or about ``most`` drawn ones.
+    """Every legal structure for a problem, or the legal ones among ``most`` proposals that ``seed`` draws.
 
     Raises IllegalRecord if none is legal.
     """

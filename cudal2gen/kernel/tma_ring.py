@@ -337,8 +337,8 @@ class TmaRing(Ring, Sm90Kernel):
     @property
     def launch(self) -> Tma:
         """The facts by which the launcher launches the kernel, with the boxes of its tensor maps."""
-        # A box has the rows that one of the CTAs sharing the tile loads: rows of the tile if they run along k, else of
-        # k.
+        # The CTAs that share a tile load equal parts of it, so a box has only a part of its rows. These number the
+        # tile's m or n if they run along k, else its k.
         along, (d_cols, d_rows) = self.along_k, self._box_d
         return Tma(
             **self.launch_facts,

@@ -1,4 +1,4 @@
-"""Connects ``torch_launcher.cpp``, a library that makes calls of a kind that was planned before without Python.
+"""Connects ``torch_launcher.cpp``, a library that repeats planned calls without Python.
 
 Python plans a call. If the plan is one launch on the tensors in place, or one operator of torch, Python also stores the
 plan in C++. From then on C++ makes the calls of the same kind: it looks up the plan, counts the call, allocates D and

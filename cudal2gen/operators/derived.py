@@ -18,7 +18,7 @@ from cudal2gen.operators.epilogues import BLOCK_COLS
 if TYPE_CHECKING:
     import torch
 
-Empty = Callable[..., "torch.Tensor"]
+Empty = Callable[..., "torch.Tensor"]  # allocates a tensor with the device and type of its first argument
 
 
 class DerivedCopy(NamedTuple):

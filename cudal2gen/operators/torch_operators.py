@@ -409,6 +409,7 @@ def _kind(acc: str, out_dtype: Any, level: int) -> int:
     return kind if kind == _NO_KIND else kind + level * _KINDS_PER_LEVEL
 
 
+# The registered operators by name, as functions that go through torch's dispatcher.
 OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))
 # The kind of a call is the part of its key that C++ does not read from the tensors: for ``matmul`` the number of its
 # pair (acc, out_dtype), 0 for the defaults. C++ makes no calls of kind -1.

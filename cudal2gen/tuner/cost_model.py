@@ -150,7 +150,7 @@ def _solve(factor: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[
     return solution
 
 
-Described = tuple[Facts, TimedRecords]
+Described = tuple[Facts, TimedRecords]  # a problem's records and times, with the facts of these records
 
 
 def train(problems: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
@@ -165,7 +165,8 @@ def train_described(problems: Sequence[Described], seed: int = 0, members: int =
     """``train`` for problems whose facts are known.
 
     Each problem is predicted by the member that was not trained on it. The least-squares fit of these predictions to
-    the truth gives the factor (0 to 1) by which all corrections are scaled. What they then miss decides the process.
+    the truth gives the factor (0 to 1) by which all corrections are scaled. The process is fitted to the errors that
+    remain.
     """
     described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
     if len(described) < MIN_PROBLEMS:

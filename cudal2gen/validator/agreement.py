@@ -35,7 +35,7 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
     """
     record, artifact = built.record, built.artifact
     contender = built.open(device)
-    cases, lines = [], []
+    cases, roundings = [], []
     for k in lengths(record):
         shape = Shape(record.bm, record.bn, k, groups=(record.bm,) if record.grouped else ())
         for inputs in (*EXACT_INPUTS, "normal", "cancelling"):
@@ -51,7 +51,7 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
                 wrong = [f"differs-from-emulator: {differing} of {d.size} elements"] if differing else []
                 findings, ctas = [*emulated.findings, *wrong], shape.ctas(record)
                 cases.append(shape.case(inputs, ctas, "equality with the emulator", findings, float(distances.max())))
-            lines.append(
+            roundings.append(
                 Rounding(
                     on=device.model,
                     record=record.name,
@@ -70,7 +70,7 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
                     models=agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)) if is_modelled else {},
                 )
             )
-    return cases, lines
+    return cases, roundings
 
 
 def lengths(record: Record) -> list[int]:

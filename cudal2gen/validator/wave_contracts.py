@@ -112,8 +112,8 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
 
 @dataclass(frozen=True)
 class _Wave:
-    """What is stated of launches, by the place of an item: ``item``. ``shares``: whether the last wave is shared out,
-    or else is a full one."""
+    """The contracts of launches for the items at one kind of place (``item``). ``shares``: whether the last wave is
+    shared out; otherwise all waves are full."""
 
     record: TmaRing
     program: Program
@@ -133,7 +133,7 @@ class _Wave:
 
     @cached_property
     def tail(self) -> Polynomial:
-        """T by the number of an item of the last wave, whose tile is number AT of it."""
+        """T, computed from the number of an item of the last wave. The item's tile is number AT in that wave."""
         return self.item.rows * self.item.cols - self.item.number + named(AT)
 
     def _bounds(self) -> Bounds:
@@ -152,8 +152,8 @@ class _Wave:
         self, bounds: Bounds, tiles: Polynomial, tail: Polynomial, steps: Polynomial, least: Polynomial,
         *assumed: Polynomial,
     ) -> Facts:  # fmt: skip
-        """The facts of a launch with so many cluster tiles, of which the last wave has ``tail``. ``least``: as in the
-        module. ``assumed``: further polynomials that are at least 0."""
+        """The facts of a launch with ``tiles`` cluster tiles, of which the last wave has ``tail``, and ``steps``
+        k-tiles of each. ``least``: as in the module. ``assumed``: further polynomials that are at least 0."""
         clusters = named(CLUSTERS)
         known = [most_items_of(self.record) - tiles, *rest_limits(self.record), *assumed]
         fractions = [Fraction(tiles, clusters, named(WAVES), rest=tail)]
@@ -195,7 +195,7 @@ class _Wave:
 
     # --- contracts
 
-    def _entry(self, place: tuple[Polynomial, Polynomial]) -> Contract:
+    def _entry_contract(self, place: tuple[Polynomial, Polynomial]) -> Contract:
         """The contract of the CTA at a place of its cluster, up to its first item."""
         record, (high, wide, _) = self.record, extents_of(self.record)
         rows, cols = named("tiles_m"), named("tiles_n")
@@ -220,7 +220,7 @@ class _Wave:
         }  # fmt: skip
 
     def _contract(self, place: tuple[Polynomial, Polynomial], facts: Facts, steps: Polynomial) -> Contract:
-        """The contract of the CTA at a place of its cluster while it computes the item, with so many k-tiles of the
+        """The contract of the CTA at a place of its cluster while it computes the item. ``steps``: the k-tiles of a
         tile."""
         record, item = self.record, self.item
         contract = launch_of(
@@ -248,7 +248,7 @@ class _Wave:
 
     # --- kinds of items
 
-    def _whole(self, rank: int) -> ItemKind:
+    def _full_wave_item(self, rank: int) -> ItemKind:
         """A tile of a full wave."""
         bounds, tiles, limits = self._item_facts()
         tail, steps = named(TAIL) if self.shares else ZERO, named(TILES)
@@ -266,7 +266,7 @@ class _Wave:
         """The number of the cluster's first or second item of the last wave, as a polynomial in the item's names."""
         return self.item.number - named(AT) + named(CLUSTER) + named(CLUSTERS) * share
 
-    def _part(
+    def _part_item(
         self, rank: int, share: int, steps: Polynomial, first: Polynomial, begin: Polynomial, tile: Polynomial,
         length: Polynomial, *assumed: Polynomial, is_whole: bool = False,
     ) -> ItemKind:  # fmt: skip
@@ -284,7 +284,7 @@ class _Wave:
         loop = {name: value for name, value in ((STEPS, steps), (FIRST, first)) if not value.equals(named(name))}
         if is_whole:
             return ItemKind(contract, names, self._number(share), last, loop=loop)
-        kept = self._kept(contract, rank_of(self.record, place))
+        kept = self._with_workspace(contract, rank_of(self.record, place))
         within, beyond = self._edges(kept, place)
         return ItemKind(kept, names, self._number(share), last, behind=(within, *beyond), loop=loop)
 
@@ -300,7 +300,7 @@ class _Wave:
         slabs = self._slabs * self.record.cluster_ctas
         return Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None)
 
-    def _kept(self, contract: Contract, rank: Polynomial) -> Contract:
+    def _with_workspace(self, contract: Contract, rank: Polynomial) -> Contract:
         """The contract with the workspace added, in which the CTA of a rank leaves its part of the item's tile."""
         record, slabs = self.record, self._slabs
         counter = named(AT) * record.cluster_ctas + rank
@@ -311,8 +311,8 @@ class _Wave:
         )  # fmt: skip
 
     def _edges(self, contract: Contract, place: tuple[Polynomial, Polynomial]) -> tuple[Contract, tuple[Contract, ...]]:
-        """A contract if the tile of the CTA at this place begins within D, and those if it does not, along m or n. Only
-        the tile of a cluster's first CTA always does."""
+        """The contract for tiles that begin within D, and those for tiles that begin beyond it along m, n or both. The
+        tile of a cluster's first CTA always begins within D."""
         d, tile = contract.matrices[2], contract.tile
         assert tile is not None
         # Along each axis, whether the tile begins within D, with a polynomial that is at least 0 in this case.
@@ -332,21 +332,21 @@ class _Wave:
         after = self.tail - at - 1  # tiles behind the item's
         begin = at * steps + first
         # The share lies in one tile, of which it is a part.
-        yield self._part(rank, 0, steps, first, begin, at, tiles, steps - first - tiles, steps - 1 - tiles)
+        yield self._part_item(rank, 0, steps, first, begin, at, tiles, steps - first - tiles, steps - 1 - tiles)
         # The share is a whole tile.
-        yield self._part(rank, 0, tiles, ZERO, at * tiles, at, tiles, is_whole=True)
+        yield self._part_item(rank, 0, tiles, ZERO, at * tiles, at, tiles, is_whole=True)
         # The share goes on in the next tile, in which it has at most as many k-tiles as the tile has before its begin.
-        yield self._part(
+        yield self._part_item(
             rank, 0, first + tiles, first, at * (first + tiles) + first, at, tiles + over, first - over, after - 1
         )
         # The second item of such a share.
         own = named(SHARE_FIRST)
-        yield self._part(
+        yield self._part_item(
             rank, 1, steps, ZERO, (at - 1) * steps + own, at - 1, steps - own + tiles,
             at - 1, own - tiles, steps - 1 - own, steps - 1 - tiles,
         )  # fmt: skip
 
-    def _empty(self, share: int) -> ItemKind:
+    def _empty_item(self, share: int) -> ItemKind:
         """An empty item of a share: the first one if the share has no k-tiles, or the second one of a share that lies
         in one tile."""
         record, (high, wide, _) = self.record, extents_of(self.record)
@@ -380,32 +380,32 @@ class _Wave:
         current = tiles - tail + named(CLUSTER) + named(CLUSTERS) * share
         return ItemKind(contract, {LEAST: length - longer}, current, ((bool(share), ()),), is_empty=True)
 
-    def _loop(self, rank: int) -> Contract:
+    def _loop_contract(self, rank: int) -> Contract:
         """The contract of the loop over k-tiles, for items of every kind: TILES k-tiles of STEPS, from FIRST on."""
         bounds, tiles, limits = self._item_facts()
         known = [most_items_of(self.record) - tiles, *rest_limits(self.record), *limits]
         facts = Facts(bounds, [*known, named(STEPS) - named(FIRST) - named(TILES)])
         contract = self._contract(place_of(self.record, rank), facts, named(STEPS))
-        return self._kept(replace(contract, first=named(FIRST) * self.record.bk), Polynomial.of(rank))
+        return self._with_workspace(replace(contract, first=named(FIRST) * self.record.bk), Polynomial.of(rank))
 
     # --- pipelines
 
     def pipeline(self, rank: int) -> Pipeline:
         """The roles of the CTA of a rank."""
         base = pipeline_of(self.record, self.program, self.item, self.along_n, rank)
-        kinds = [self._whole(rank)]
+        kinds = [self._full_wave_item(rank)]
         if self.shares:
             kinds = [*self._parts(rank), *kinds]
             for share in (0, 1):
-                empty = self._empty(share)
+                empty = self._empty_item(share)
                 ranked = {"%ctaid.x": empty.contract.special["%ctaid.x"] + rank}
                 special = {**empty.contract.special, **ranked}
                 kinds.append(replace(empty, contract=replace(empty.contract, special=special)))
         parts, adders = self._adders()
         return replace(
-            base, entry=self._entry(place_of(self.record, rank)), first=named("cta_x"),
+            base, entry=self._entry_contract(place_of(self.record, rank)), first=named("cta_x"),
             names=self._names(self.tail, named(STEPS), named(LEAST)), kinds=tuple(kinds), parts=parts, adders=adders,
-            loop=self._loop(rank) if self.shares else None,
+            loop=self._loop_contract(rank) if self.shares else None,
         )  # fmt: skip
 
     def _adders(self) -> tuple[Parts, Adders]:
@@ -421,14 +421,16 @@ class _Wave:
             first=rank * self._slabs + named(FIRST_PART) + named(AT), at_once=AT_ONCE, widths=WIDTHS,
         )  # fmt: skip
         if not self.shares:
-            return parts, Adders(self._entry(place), None)
+            return parts, Adders(self._entry_contract(place), None)
         most = self.most_clusters
-        within, _ = self._edges(self._added(place, rank, 2, most), place)
-        _, beyond = self._edges(self._added(place, rank, 1, most), place)
-        alone = replace(self._added(place, rank, 1, 1), tile=None)
-        return parts, Adders(self._entry(place), within, (*beyond, alone))
+        within, _ = self._edges(self._adder_contract(place, rank, 2, most), place)
+        _, beyond = self._edges(self._adder_contract(place, rank, 1, most), place)
+        alone = replace(self._adder_contract(place, rank, 1, 1), tile=None)
+        return parts, Adders(self._entry_contract(place), within, (*beyond, alone))
 
-    def _added(self, place: tuple[Polynomial, Polynomial], rank: Polynomial, fewest: int, most: int) -> Contract:
+    def _adder_contract(
+        self, place: tuple[Polynomial, Polynomial], rank: Polynomial, fewest: int, most: int
+    ) -> Contract:
         """The contract of a CTA that adds the parts of the item's tile, of which there are from ``fewest`` to
         ``most``."""
         bounds, tiles, limits = self._item_facts()

@@ -1,8 +1,8 @@
 """Proves the loop of a role over a CTA's items of work, one item after the other.
 
 At the head of that loop, registers hold what they held at the entry, except for the item's number and for **controls**:
-numbers, such as a stage or a parity, that depend on how far the role is in its rings alone. All controls are enumerated
-to which items can lead from those of the entry.
+numbers, such as a stage or a parity, that depend on how far the role is in its rings alone. The proof enumerates all
+controls that items can reach from those of the entry.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ named = Polynomial.named
 class ItemRole(ABC):
     """Proves one role, from the state in which it reaches the loop over items, whose head is ``items``.
 
-    ``what``: the role's name. ``group``: the number of its group. ``after``: the block at which it is left for what
-    follows its items, None for the kernel's end; ``adding``: the states in which it gets there.
+    ``what``: the role's name. ``group``: the number of its group. ``after``: the block at which the code after the
+    role's items begins, None if the kernel ends there. ``adding``: the states in which the role reaches ``after``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ItemRole(ABC):
         self.instructions = 0
         self.machines: dict[object, RoleMachine] = {}
         self.entries: list[RoleState] = []  # for each kind of items, the state in which its first one is reached
-        self.bases: dict[RoleMachine, RoleState] = {}
+        self.bases: dict[RoleMachine, RoleState] = {}  # what ``_at_item`` returns, before controls and track are set
 
     @abstractmethod
     def body(self, at: Controls) -> Iterable[Controls]:
@@ -105,8 +105,9 @@ class ItemRole(ABC):
         return after
 
     def _behind_item(self, machine: RoleMachine, state: RoleState, last: bool, *stops: int) -> RoleState | None:
-        """As ``_ran`` from a state in an item to the head of the loop over items or to a block of ``stops``. If the
-        item is the CTA's ``last`` one, the loop is also left, whether that is decided at its head or before."""
+        """Runs from a state in an item to the head of the loop over items or to a block of ``stops``, and returns what
+        ``_ran`` returns. If the item is the CTA's ``last`` one, the loop is also left, whether the kernel decides that
+        at the loop's head or before."""
         end = self._ran(machine, state, self.items, *stops)
         if last and end is not None and end.block == self.items:
             end = self._ran(machine, end, self.items, *stops)
@@ -155,7 +156,7 @@ class ItemRole(ABC):
                 todo += self.body(at)
 
     def at_entry(self, entry: RoleState, number: int) -> RoleState:
-        """The state at the entry, for the contract of an item of a kind, whose number is given."""
+        """The state ``entry`` for the contract of items of kind ``number``, whose names it then uses."""
         self.kind_number = number
         machine = self.machine(named(TILES), {})
         for old, new in self.kind.names.items():
@@ -187,13 +188,13 @@ class ItemRole(ABC):
         state.track = at.state.track.copied()
         return state
 
-    def _controls(self, end: RoleState, covers: dict[str, Unknown], left: dict[str, Any]) -> dict[str, Any]:
-        """The controls after an item that ends in the state ``end``. ``covers``: placeholders for the inner loop's
-        controls. A register that still holds a placeholder has that control's value, which is in ``left``."""
+    def _controls(self, end: RoleState, placeholders: dict[str, Unknown], left: dict[str, Any]) -> dict[str, Any]:
+        """The controls after an item that ends in the state ``end``. ``placeholders``: by name of an inner loop's
+        control. A register that still holds a placeholder has that control's value, which is in ``left``."""
         out = {}
         for name in self.control_names:
             value = end.registers.get(name)
-            value = next((left[inner] for inner, cover in covers.items() if value is cover), value)
+            value = next((left[inner] for inner, placeholder in placeholders.items() if value is placeholder), value)
             out[name] = known_number(value)
         return out
 
@@ -212,5 +213,5 @@ class ItemRole(ABC):
                 raise NotCertified("the item after an item is not that of the CTA")
 
     def _variants(self) -> tuple[tuple[bool, tuple[Polynomial, ...]], ...]:
-        """Whether an item is the CTA's last: the cases that its kind has, each with polynomials that are at least 0."""
+        """The cases of an item of this kind: whether it is the CTA's last, and polynomials that are then at least 0."""
         return self.kind.last

@@ -80,7 +80,7 @@ class PartLoop:
             yield self._last(head, state, done + left)
 
     def _last(self, head: int, registers: Registers, count: Polynomial) -> Registers:
-        """The registers after the loop, from the last iteration of a tile that has so many parts."""
+        """The registers after the loop, from the last iteration of a tile that has ``count`` parts."""
         facts, share = self.machine.facts, self.machine.share
         self.machine.share = replace(share, parts=replace(share.parts, count=count))
         counted = {name: _of_count(value, count) for name, value in registers.items()}

@@ -46,7 +46,7 @@ def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
 
 def block(size: int) -> int:
     """The divisor of the parts for a size: 6, 5, 13 or 7; the size itself if it has a single part."""
-    return next((factor for factor, of in ((6, 6), (5, 5), (13, 13), (7, 224)) if size % of == 0), size)
+    return next((divisor for divisor, base in ((6, 6), (5, 5), (13, 13), (7, 224)) if size % base == 0), size)
 
 
 def blocks(name: str, size: int) -> Polynomial:

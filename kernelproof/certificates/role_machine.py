@@ -288,8 +288,8 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
 
     def wait_behind(self, at: int) -> int:
-        """The parity of a consumer's wait for another mbarrier than that of a stage or a turn. There is none but where
-        the CTAs of a cluster add."""
+        """The parity of a consumer's wait for another mbarrier than that of a stage or a turn. Only ``SumSender``
+        allows such waits."""
         raise NotCertified(f"a wait for the mbarrier at byte {at - WINDOW_START}, not for that of the next stage")
 
     def _drain(self, at: int) -> int:
@@ -363,7 +363,6 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             self.arrive_behind(at, arrivals)
 
     def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
-        """Warps arrive at another mbarrier than that of a stage or a turn. None does but where the CTAs of a cluster
-        add."""
+        """Warps arrive at another mbarrier than that of a stage or a turn. Only ``SumSender`` allows that."""
         ranks = sorted({rank for _, rank in arrivals})
         raise NotCertified(f"an arrival at byte {at - WINDOW_START} of CTAs {ranks} of the cluster is not due")

@@ -7,8 +7,8 @@ A role has a loop over items, and in it a loop over the item's k-tiles. Each hea
   are as many positions as transactions in two rounds of the ring. For each position two claims are proven, for any t:
   an iteration leads to t + 1 and the next position, and the last iteration leads to the loop's exit.
 - At the head of the loop over items, registers hold what they held at the entry, except for the item's number and for
-  controls of this loop. All controls are enumerated to which items can lead from those of the entry, whatever the
-  number of an item's k-tiles is modulo two rounds.
+  controls of this loop. The proof enumerates all controls that items can reach from those of the entry, for every
+  number of k-tiles modulo two rounds.
 
 Where wgmma multiplies, the products of a k-tile are in flight while the next one is waited for. Before the first
 iteration nothing is in flight. That iteration is therefore **peeled**: it is executed by itself from every position,
@@ -59,9 +59,11 @@ End = tuple[RoleState | None, dict[str, Unknown]]
 
 @dataclass
 class Inner:
-    """What is proven of the loop over k-tiles, where items have one contract of it and begin with the same
-    accumulators: ``first`` and ``last``, the states in which the loop is reached and left, the ``names`` of its
-    controls, and by position its ``controls`` and, after the loop, ``left``."""
+    """What is proven of the loop over k-tiles, once for each key of ``Role.inners``.
+
+    ``first`` and ``last``: the states in which the loop is reached and left. ``names``: its controls. ``controls`` and
+    ``left``: by position in the ring, the values of the controls at the loop's head, and after the loop.
+    """
 
     first: RoleState | None = None
     last: RoleState | None = None
@@ -73,8 +75,8 @@ class Inner:
 class Role(ItemRole):
     """Proves a producer, or a role that multiplies.
 
-    ``invariant``: of the loop over k-tiles. If it is None, it is guessed (where ``guesses`` allows that), and is here
-    once the role is proven. ``meeting``: the block at which threads of all roles meet, None if they do not meet again.
+    ``invariant``: of the loop over k-tiles. If it is None and ``guesses`` allows it, the proof guesses and then stores
+    it. ``meeting``: the block at which threads of all roles meet, None if they do not meet again.
     """
 
     def __init__(
@@ -103,8 +105,8 @@ class Role(ItemRole):
         # depend on these.
         self.inners: dict[tuple[int, int], Inner] = {}
         self.inner = Inner()
-        self.headed = set[object]()  # for which items the loop over k-tiles is known to be reached as it must be
-        self.checked = set[int]()  # the kinds of items for which the contract of the inner loop holds
+        self.checked_heads = set[object]()  # keys of items that are known to reach the loop over k-tiles as they must
+        self.checked_kinds = set[int]()  # the kinds of items for which the contract of the inner loop holds
         self.ends: dict[object, list[End]] = {}
 
     # --- the loop over items
@@ -142,24 +144,24 @@ class Role(ItemRole):
                 yield Controls(self._controls(state, {}, {}), state)
 
     def _from_head(self, state: RoleState, at: Controls | None = None) -> Iterator[Controls]:
-        """The same, from the state in which an item reaches the loop over k-tiles. ``at``: its controls, if it has
-        some."""
+        """``body`` from the ``state`` in which an item reaches the loop over k-tiles. ``at``: the item's controls; None
+        where a CTA has one item."""
         tensor = self.pipeline.tensor
         place = state.track.item % tensor.tiles if tensor and self.what == MULTIPLIER else 0
         self.inner = self.inners.setdefault((0 if self.pipeline.loop else self.kind_number, place), Inner())
         # Items of one kind with the same controls have the same registers here. Stores of D before do not matter: no
         # iteration may touch their memory.
         known = (self.kind_number, place, state.track.position, at.numbers) if at else None
-        if known not in self.headed:
+        if known not in self.checked_heads:
             self._check_head(state)
             if self.peeled:
                 self._only_iteration(state)
             if known:
-                self.headed.add(known)
-        for (end, covers), position in self._ends(state):
+                self.checked_heads.add(known)
+        for (end, placeholders), position in self._ends(state):
             if end is None:
                 continue
-            controls = self._controls(end, covers, self.inner.left[position])
+            controls = self._controls(end, placeholders, self.inner.left[position])
             end = end.copied()
             end.track.position = position
             yield Controls(controls, end)
@@ -196,7 +198,7 @@ class Role(ItemRole):
         self._check_track(state, self._track(self.inner.first.track, position, Polynomial.of(self.peeled)))
 
     def _of_kind(self, state: RoleState, machine: RoleMachine) -> RoleState:
-        """A state of the inner loop, as its contract spells it, for items of the kind."""
+        """A state of the inner loop, in which values for items of the kind replace the names of the loop's contract."""
         for old, new in self.kind.loop.items():
             state = self._put(state, old, new, machine)
         return state
@@ -204,7 +206,7 @@ class Role(ItemRole):
     def _check_loop(self) -> None:
         """Check that the contract of the inner loop holds for items of the kind. Raises NotCertified."""
         loop, facts, values = self.pipeline.loop, self.kind.contract.facts, self.kind.loop
-        if loop is None or self.kind_number in self.checked:
+        if loop is None or self.kind_number in self.checked_kinds:
             return
         assumed = list(loop.facts.assumed)
         for monomial, (low, high) in loop.facts.bounds.items():
@@ -216,7 +218,7 @@ class Role(ItemRole):
                 each = each.substituted(old, new)
             if not facts.holds(each):
                 raise NotCertified(f"the main loop is proven for items with {each} at least 0 only")
-        self.checked.add(self.kind_number)
+        self.checked_kinds.add(self.kind_number)
 
     def _loop_machine(self, tiles: Polynomial, bounds: Bounds, keeps: bool = False) -> RoleMachine:
         """A machine for iterations of the inner loop."""
@@ -411,8 +413,8 @@ class Role(ItemRole):
             state = self._of_kind(self._put(self.inner.last, TURN, named(TILES) - 1, machine), machine)
             for name in others:
                 state.registers[name] = head.registers.get(name)
-            covers = {name: Unknown() for name in self.inner.names} if position is None else {}
-            state.registers |= covers or self.inner.left[position or 0]
+            placeholders = {name: Unknown() for name in self.inner.names} if position is None else {}
+            state.registers |= placeholders or self.inner.left[position or 0]
             bound = rebound(state, lambda poly: poly, machine.facts)
             assert isinstance(bound, RoleState)
             state = bound
@@ -422,4 +424,4 @@ class Role(ItemRole):
             self._next_item(last, end)
             if end is not None:
                 machine.end_item()
-            yield end, covers
+            yield end, placeholders

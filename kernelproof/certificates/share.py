@@ -1,4 +1,4 @@
-"""The partial sums of a tile that a group of consumers adds, and how their places belong to threads and vectors.
+"""Describes the partial sums of a tile that a group of consumers adds, and to which thread and vector each belongs.
 
 ``sum_proof`` says how groups share the vectors of all tiles. This module has the numbers for that proof, as polynomials
 in names: those of a thread, of a vector and of a share. A tile has one slab of the workspace for each slice of k. In a

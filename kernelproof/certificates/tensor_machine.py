@@ -37,7 +37,8 @@ class Loading(Unknown):
 
 class TensorMachine(TensorProducts):
     """The machine of a role of such a CTA. ``loads``, ``awaited``: how many tcgen05.ld were issued, and waited for.
-    Behind all items, ``joined``: the lanes of warps have met; ``met``: the barriers that have been passed."""
+    After the last item, ``joined`` says whether the lanes of each warp have met, and ``met`` lists the barriers that
+    have been passed."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -165,7 +166,7 @@ class TensorMachine(TensorProducts):
         return self.plan.round if self.role in (MULTIPLIER, CONSUMER) else super().item_round
 
     def sync_warp(self, members: Any, m: Mask, *_: int) -> None:
-        """bar.warp.sync. Behind the items, lanes of a warp come to it in several ways, and all meet there."""
+        """bar.warp.sync. After the last item, lanes of a warp reach it on different paths, and all meet there."""
         if self.role == ENDING:
             self._together(m)
             self._members(members)
@@ -290,8 +291,8 @@ class TensorMachine(TensorProducts):
         return out
 
     def _lanes_and_columns(self, access: TensorAccess, address: Any) -> tuple[Lanes, Lanes]:
-        """The lane and the column of each register, shape (registers, threads). A warp may load from 32 lanes only,
-        those of its number modulo 4."""
+        """The lane and the column of tensor memory from which each register is loaded; shape (registers, threads).
+        Warp w may load only from the 32 lanes that begin at 32 * (w % 4)."""
         addresses = self._addresses(address).reshape(-1, WARP)
         if (addresses != addresses[:, :1]).any() or access.split:
             raise NotCertified("the lanes of a warp load from different addresses of tensor memory")
@@ -315,7 +316,7 @@ class TensorMachine(TensorProducts):
             self.track.tensor = replace(self.track.tensor, reading=Reading.LOADED)
 
     def check_loaded(self, value: Any, *_: Any) -> None:
-        """Check that a register is not one of a load that was not waited for."""
+        """Check that the load of a register has been waited for."""
         if isinstance(value, Loading) and value.load > self.awaited:
             raise NotCertified("a register of a tcgen05.ld is used before it was waited for")
 

@@ -20,8 +20,8 @@ A commit arrives when all products have ended that its thread has issued before.
 nothing reads the stage any more, and ``summed`` when the place has all sums of the item. The products of one thread to
 one place, of one shape, are executed in order. The group has loaded the sums of item y before it arrives at ``stored``,
 for which the multiplier waits before item y + N. So no product changes sums that are still to be loaded. By induction
-over items, no wait lasts for ever: the multiplier waits for items that the group has had, and the group for products of
-stages that the producer has filled.
+over items, no wait lasts for ever: the multiplier waits until the group has loaded the sums of an earlier item, and the
+group waits for products of stages that the producer has filled.
 
 In a **pair** of CTAs, the multiplier of the first one (the leader) issues products for both. They read a part of each
 operand in the stages of each CTA, and write sums of each CTA's tile to its own tensor memory. So ``full`` of the leader
@@ -49,8 +49,8 @@ FREE = -1  # a column that belongs to no place
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What is stated of accumulators in tensor memory: for how many items there is a place (``tiles``), the k of a
-    k-tile (``depth``), and whether CTAs are ``paired``."""
+    """A contract's statement about accumulators in tensor memory: for how many items there is a place (``tiles``), the
+    k of a k-tile (``depth``), and whether CTAs are ``paired``."""
 
     tiles: int
     depth: int
@@ -159,7 +159,7 @@ class TensorColumns:
     freed: bool = False
 
     def allocate(self, count: int, warp: int, word: Lanes) -> None:
-        """Note that a warp allocates columns."""
+        """Note that a warp allocates columns. Raises NotCertified if it may not."""
         if self.count:
             raise NotCertified("a CTA allocates tensor memory twice")
         if count not in (32, 64, 128, 256, 512):  # what tcgen05.alloc accepts (PTX ISA)
@@ -167,15 +167,16 @@ class TensorColumns:
         self.count, self.warp, self.word = count, warp, word
 
     def location(self, address: int, columns: int) -> tuple[int, int]:
-        """The lane and the column of an address, counted from that of the allocation. So many columns from there on
-        must have been allocated."""
+        """The lane and the column of an address, counted from the start of the allocation. Raises NotCertified unless
+        ``columns`` columns from there on have been allocated."""
         lane, column = address >> 16, address & 0xFFFF
         if not 0 <= lane < LANES or column + columns > self.count:
             raise NotCertified(f"columns {column} to {column + columns} of {self.count} in lane {lane}")
         return lane, column
 
     def multiply(self, place: int, first: int, products: ProductPlaces) -> None:
-        """Note what is added to columns of a place, from column ``first`` on: the same in every item."""
+        """Note the products that are added to columns of a place, from column ``first`` on. Raises NotCertified if
+        another item adds products of other elements there."""
         end = first + len(products.cols)
         others = self.owner[first:end]
         if ((others != FREE) & (others != place)).any():
@@ -186,7 +187,7 @@ class TensorColumns:
             raise NotCertified("products are added to the sums of another element of D")
 
     def leave(self, place: int, sums: ItemSums, width: int) -> None:
-        """Note which sums an item leaves at a place: the same as every other item there."""
+        """Note which sums an item leaves at a place. Raises NotCertified if another item there leaves others."""
         self.width = width
         if not self.left.setdefault(place, sums).same(sums):
             raise NotCertified("items leave different sums in tensor memory")

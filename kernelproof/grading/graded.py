@@ -52,7 +52,7 @@ class GradedSet(BaseModel):
         ]  # fmt: skip
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
-        """A row of the table for each graded program."""
+        """A row of the table for each solution."""
         return tuple(
             (
                 entry.name, entry.verdict.outcome, ", ".join(sorted(entry.verdict.rules)),
@@ -62,7 +62,7 @@ class GradedSet(BaseModel):
         )  # fmt: skip
 
     def _evidence(self) -> tuple[tuple[str, ...], ...]:
-        """Each finding of each program, and what was not checked, with their beginnings."""
+        """A row for each finding and each unchecked part of a solution, with the text's beginning."""
         return tuple(
             (entry.name, text[:LONGEST_FINDING])
             for entry in self.entries

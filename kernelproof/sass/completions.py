@@ -1,7 +1,8 @@
 """Finds synchronisation that is issued before a fence, or the initialisation of an mbarrier, has taken effect.
 
-Such an instruction has no result in a register. It takes a scoreboard, and frees it when its effect has come. ptxas's
-own output waits for that before anything by which other threads or copies may learn of the effect, on every path.
+Such a fence or initialisation has no result in a register. It takes a scoreboard, and frees it when it has taken
+effect. ptxas's own output waits for that, on every path, before anything by which other threads or copies may learn of
+the effect.
 
 On sm_90 and sm_100 a fence of the CTA (``MEMBAR.ALL.CTA``) takes a scoreboard, that of operands, and ptxas waits for it
 in the next instruction. On sm_80 and sm_120, and in fences of a wider scope, it takes none.
@@ -27,8 +28,9 @@ _LATE_MEMBARS = ("sm_90", "sm_10")  # architectures whose fences of the CTA take
 
 
 def unawaited(function: Function) -> Iterator[tuple[Instruction, Instruction, str]]:
-    """The instructions that take effect late and those that may not be issued before, if on some path nothing waits in
-    between. Each pair comes with the reason, as a clause of a message; a late instruction is in one pair at most."""
+    """Pairs of an instruction that takes effect late and one that must not be issued before that, if on some path
+    nothing waits in between. Each pair comes with the reason, as a clause of a message; a late instruction is in one
+    pair at most."""
     paths = Paths(function)
     for start, end in paths.ends.items():
         for at in range(start, end):

@@ -31,7 +31,7 @@ def test_extras_and_pages_state_the_range(checkout: Path) -> None:
     assert f"driver {torch_range.DRIVER}" in page
     pinned = re.search(r"^torch==(.*)$", (checkout / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    assert torch_range.place(pinned[1]) == ""
+    assert torch_range.remark_on_torch(pinned[1]) == ""
     assert f"driver {torch_range.CUDAS[12].driver}" in page
     assert torch_range.PTXAS in page
 

@@ -150,7 +150,7 @@ class TensorAccesses:
         """tcgen05.wait::ld (``LOAD``) or tcgen05.wait::st (``STORE``)."""
         self._complete(kind, self._warps(m, site))
 
-    def loaded(self, m: Mask, site: int) -> None:  # noqa: ARG002
+    def wait_scoreboard(self, m: Mask, site: int) -> None:  # noqa: ARG002
         """A wait for the scoreboard of loads, by any lanes of a warp."""
         self._complete(LOAD, distinct(self.batch.lanes(m) >> 5).tolist())
 

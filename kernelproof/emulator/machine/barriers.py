@@ -154,12 +154,12 @@ class Barriers:
         self.launch.tick += 1
 
     def _count(self, ctas: int) -> None:
-        """Count a barrier that so many CTAs have passed."""
+        """Add a barrier to the launch's counters for each of ``ctas`` CTAs that have passed one."""
         if self.launch.counters is not None:
             self.launch.counters.barriers += ctas
 
     def _ctas_are_complete(self) -> bool:
-        """Are in each CTA all threads alive, or none?"""
+        """Does each CTA have either all its threads alive, or none?"""
         living = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
         return bool(((living == 0) | (living == self.batch.threads)).all())
 

@@ -264,8 +264,9 @@ class SharedTags(SharedFlags):
         # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
         # passed different barriers, ``fresh`` is too old for that, because the CTA with the oldest barrier sets it.
         fresh: Array = np.asarray(self.fresh, self.TAG)
-        # If the warp has synchronised after a deferred read, the tag is that of the thread more often. Its order is
-        # denied more often than that of several lanes, so no race is missed; an execution that records decides.
+        # A deferred read is tagged late. If its warp has synchronised since then, other readers count as old here, and
+        # the read may get the tag of its thread instead of that of several lanes. Checks find a thread unordered in
+        # more cases, so no race is missed; an execution that records instructions decides whether it is one.
         if not self.clocks.is_even:
             row, warp = self.batch.row_of[chosen], self.batch.warp[chosen]
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS

@@ -65,9 +65,9 @@ class StrongLoads:
         self.weak = self.observed and batch.launch.options.adverse
 
     def is_cumulative(self, site: int, acquires: bool) -> bool:
-        """Do clocks that a warp has read from flags without a fence bound which values it reads by an instruction? Its
-        loads then find fewer old values than the memory model allows. Programs need that for data that volatile or
-        relaxed loads read after a flag. A load that polls or acquires reads a flag itself, so it is not bounded."""
+        """Whether flags that a warp has read without a fence count as ordering for its load ``site``, which then finds
+        fewer old values than the memory model allows. Programs rely on that where volatile or relaxed loads read data
+        after a flag. A load that polls or acquires reads a flag itself, so for it they do not count."""
         return not acquires and site not in self.launch.kernel.polls
 
     def read(

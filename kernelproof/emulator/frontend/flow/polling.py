@@ -27,7 +27,8 @@ def spin_heads(
     blocks: list[Block], loops: dict[int, int], sites: dict[str, list[RegisterWrite]], waiting_lines: frozenset[int]
 ) -> dict[int, Polling]:
     """Heads of loops whose exit depends on memory that another thread may write, and of loops whose heads are at one of
-    ``waiting_lines`` (PTX lines). The largest loop comes first."""
+    ``waiting_lines`` (PTX lines). The largest loop comes first. ``loops``: head -> the mask of the loop's blocks.
+    ``sites``: register -> its writes."""
     controls: dict[int, set[str]] | None = None
     out = {}
     for head, mask in sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0])):

@@ -53,7 +53,8 @@ def _keeps_address(ins: Instr, addresses: set[str]) -> bool:
 
 
 def _reads_window(ins: Instr, addresses: set[str], used: set[str]) -> bool:
-    """Does it read upper bits of an address? A comparison with zero or another address does not."""
+    """Does it read upper bits of an address? A comparison with zero or another address does not. ``used``: the
+    registers that some instruction of the kernel reads."""
     operands = ins.operands[1:]
     if addresses.isdisjoint(_names(operands)):
         return False

@@ -150,7 +150,7 @@ def wait_load(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 @instruction("emu_loaded", writes=Writes.MEMORY, blackwell=True)
 def loaded(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     """A wait of machine code for a scoreboard that loads of tensor memory take. Some lanes of a warp may execute it."""
-    e.line(f"TM.loaded({e.lanes()})")
+    e.line(f"TM.wait_scoreboard({e.lanes()})")
 
 
 @instruction("tcgen05.wait:st", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, swap))

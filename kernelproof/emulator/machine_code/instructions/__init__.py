@@ -1,4 +1,4 @@
-"""Has the functions that lower machine code, one for each mnemonic: decorated by ``lowering.mnemonic``, they emit PTX.
+"""Lowers machine code to PTX, by one function for each mnemonic, which ``lowering.mnemonic`` decorates.
 
 Importing this package registers all of them. To add a mnemonic, add a function to the module of its kind.
 """
