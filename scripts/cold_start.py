@@ -44,7 +44,7 @@ from cudal2gen.operators import call_native, dispatch
 from kernelproof.ground.chips import CardFacts
 
 class Device:
-    card, alone, place = CardFacts.of("NVIDIA A100", (8, 0), 108), True, call_native.MemoryPlace(stream=1)
+    card, alone, place = CardFacts.of("NVIDIA A100", (8, 0), 108), True, call_native.CallPlace(stream=1)
     runtime = lambda self, cuda: Path(sys.argv[2])
     stream = lambda self: 1
     empty = lambda self, like, *shape: like.new_empty(shape)

@@ -43,7 +43,7 @@ class _Plan(ctypes.Structure):
     ]
 
 
-class MemoryPlace(NamedTuple):
+class CallPlace(NamedTuple):
     """Where calls run. ``device``: the CUDA device, on whose current stream calls run; or -1 for the given ``stream``.
     ``guard``: whether another device may be the current one, so that C++ must switch devices."""
 
@@ -67,7 +67,7 @@ class NativeLaunch(NamedTuple):
     scratch: int
     shape: tuple[int, ...]
     fp32: bool
-    place: MemoryPlace
+    place: CallPlace
 
 
 class TorchCall(NamedTuple):
@@ -135,7 +135,7 @@ class Native:
         self._lock = threading.Lock()
         self._tried: set[Path | None] = set()
 
-    def serves(self, place: MemoryPlace, file: Path | None) -> bool:
+    def serves(self, place: CallPlace, file: Path | None) -> bool:
         """Whether C++ can make calls on a device. The first call connects the library: ``file``, or one that is
         compiled on this machine."""
         if self._library is None and file not in self._tried:

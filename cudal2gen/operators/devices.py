@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen.launch.gpu import card_facts, runtime
-from cudal2gen.operators.call_native import MemoryPlace
+from cudal2gen.operators.call_native import CallPlace
 from cudal2gen.operators.meter import CudaMeter, Meter
 from kernelproof.ground.chips import CardFacts
 
@@ -44,7 +44,7 @@ class LaunchDevice(Protocol):
         ...
 
     @property
-    def place(self) -> MemoryPlace | None:
+    def place(self) -> CallPlace | None:
         """Where C++ makes calls; None if C++ cannot allocate the device's memory."""
         ...
 
@@ -73,7 +73,7 @@ class Cuda:
         self.alone = torch.cuda.device_count() == 1
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream: Callable[[], int] = partial(raw or _current_stream, index)
-        self.place = MemoryPlace(index, guard=not self.alone)
+        self.place = CallPlace(index, guard=not self.alone)
 
     def runtime(self, cuda: int) -> Path:
         """See ``LaunchDevice``."""

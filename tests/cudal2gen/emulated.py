@@ -25,7 +25,7 @@ from kernelproof.ground.chips import GPUS, CardFacts
 if TYPE_CHECKING:
     import torch
 
-    from cudal2gen.operators.call_native import MemoryPlace
+    from cudal2gen.operators.call_native import CallPlace
 
 STREAM, OTHER_STREAM = 0xABC0, 0xDEF0  # invented addresses of the device's own stream and of another one
 
@@ -148,7 +148,7 @@ class OperatorDevice:
         self.device, self.card = device, card_of(card) if isinstance(card, str) else card
         self.alone = True
         self.captures = False
-        self.place: MemoryPlace | None = None  # the memory is the emulator's
+        self.place: CallPlace | None = None  # the memory is the emulator's
 
     def runtime(self, cuda: int) -> Path:
         return self.device.runtime_library

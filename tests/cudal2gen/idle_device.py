@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cudal2gen import pack
 from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.launch.gpu import GpuError
-from cudal2gen.operators.call_native import MemoryPlace
+from cudal2gen.operators.call_native import CallPlace
 from cudal2gen.operators.meter import Meter
 from kernelproof.ground.chips import CardFacts
 from tests.cudal2gen import idle_runtime, packed
@@ -29,7 +29,7 @@ class IdleDevice:
 
     def __init__(self, folder: Path, native: bool = True) -> None:
         self.runtime_library = idle_runtime.build(folder)
-        self.place = MemoryPlace(stream=STREAM) if native else None
+        self.place = CallPlace(stream=STREAM) if native else None
 
     def runtime(self, cuda: int) -> Path:
         """The idle runtime, whatever CUDA is asked for."""

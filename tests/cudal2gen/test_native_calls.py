@@ -160,7 +160,7 @@ def test_the_second_call_is_made_by_cpp(dispatcher: dispatch.Dispatcher, referen
     assert dispatcher.stats()["torch"] == {}
     assert kernel_calls(dispatcher) == 4
     assert "made by" in call_native.NATIVE.state
-    on_cuda = call_native.NATIVE.serves(call_native.MemoryPlace(device=0), None)
+    on_cuda = call_native.NATIVE.serves(call_native.CallPlace(device=0), None)
     assert on_cuda == (torch.version.cuda is not None), "plans of CUDA devices need a torch with CUDA"
 
 

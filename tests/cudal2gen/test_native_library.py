@@ -83,7 +83,7 @@ def test_without_a_library_python_makes_the_calls(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CUDAL2GEN_BUILD_DIR", str(tmp_path / "build"))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     unconnected = call_native.Native()
-    assert not unconnected.serves(call_native.MemoryPlace(), other)
+    assert not unconnected.serves(call_native.CallPlace(), other)
     assert (
         unconnected.state
         == "calls are Python's: the launcher of torch needs g++, which PATH lacks; e.g. apt install g++"
@@ -135,7 +135,7 @@ def test_a_library_is_connected_whole_or_not_at_all(
 
     monkeypatch.setattr(call_native, "_operators", refused)
     unconnected = call_native.Native()
-    assert not unconnected.serves(call_native.MemoryPlace(), file)
+    assert not unconnected.serves(call_native.CallPlace(), file)
     assert not unconnected.connected
     assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
     assert "torch has no such operator" in unconnected.state
@@ -179,7 +179,7 @@ a, b = test_native_calls.drawn(48, 64), test_native_calls.drawn(64, 40)
 patch = test_native_calls.pytest.MonkeyPatch()
 reference.install(patch)
 for guard in (False, True):
-    device.place = call_native.MemoryPlace(device=3, guard=guard)
+    device.place = call_native.CallPlace(device=3, guard=guard)
     with emulated(device, [pack.open_pack(Path(sys.argv[2]))], prefer="kernel"):
         for _ in range(2):
             d = cudal2gen.matmul(a, b)
