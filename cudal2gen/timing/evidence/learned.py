@@ -1,7 +1,7 @@
 """Learns a correction of modelled speedups from published ones, by a Gaussian process over extents and model speedup.
 
-It is a baseline of the untrained model. It is useful only if it predicts larger problems than it has learned from
-better than the untrained model does.
+The untrained timing model is compared with it. The correction is useful only if it predicts better than the untrained
+model on problems that are larger than those from which it has learned.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from kernelproof.emulator.arithmetic.floats import (
     approximate64,
     bf16_to_f32,
     divide_approximately,
+    elementary,
     f64_to_bf16,
     flush,
     flush_bf16,
@@ -29,7 +30,6 @@ from kernelproof.emulator.arithmetic.floats import (
     saturate,
     scalar16,
     test_float,
-    unary32,
 )
 from kernelproof.emulator.arithmetic.integers import (
     add_carry,
@@ -77,6 +77,7 @@ __all__ = [
     "divide_int",
     "dot2",
     "dot4",
+    "elementary",
     "extend",
     "f64_to_bf16",
     "flush",
@@ -113,7 +114,6 @@ __all__ = [
     "shr",
     "test_float",
     "toward",
-    "unary32",
     "unpack_f8",
     "video",
 ]

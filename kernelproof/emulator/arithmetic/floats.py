@@ -228,7 +228,7 @@ def relu(x: Array) -> Array:
     return with_canonical_nan(np.where(x <= 0, x.dtype.type(0), x), np.isnan(x))
 
 
-def unary32(name: str, x: Array) -> Array:
+def elementary(name: str, x: Array) -> Array:
     """The function ``name`` of PTX, such as ex2 or rsqrt, computed in float64 and rounded to the type of ``x``."""
     wide = x.astype(np.float64)
     if name == "ex2":
@@ -256,7 +256,7 @@ def approximate64(name: str, x: Array) -> Array:
     def upper(y: Array) -> Array:
         return flush((y.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64))
 
-    out = upper(unary32(name, upper(x)))
+    out = upper(elementary(name, upper(x)))
     return np.where(np.isnan(x), np.float64(np.nan), out)
 
 

@@ -36,8 +36,8 @@ class WgmmaForm(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """``block``: D of some warpgroups, shape (warpgroups, 64, n), float16, float32 or int32. ``starts``: their first
-    lanes."""
+    """D of some warpgroups before it is written to registers. ``block``: its elements, shape (warpgroups, 64, n),
+    float16, float32 or int32. ``starts``: the warpgroups' first lanes."""
 
     starts: tuple[int, ...]
     block: Array

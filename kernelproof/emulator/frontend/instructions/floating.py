@@ -192,7 +192,7 @@ def unary(e: Emitter, ins: Instr) -> None:
     if _write_directed(e, ins, _FUNCTIONS.get(ins.base)):
         return
     d, a = ins.operands
-    function = "approximate64" if kind == "f64" and "ftz" in ins.parts else "unary32"
+    function = "approximate64" if kind == "f64" and "ftz" in ins.parts else "elementary"
     text = f"A.{function}({ins.base!r}, {_operand(e, ins, a, kind)})"
     e.assign(d, _with_modifiers(ins, _with_error(ins, text, kind), kind))
 
