@@ -17,7 +17,7 @@ the one whose share has k-tile t * steps, up to the one whose share has k-tile (
 are not empty, since the first ``longer`` ones are longer than the others.
 
 Every number that the text computes is stated as a polynomial in names: a cluster's share by the tile and the k-tile at
-which it begins, ``least`` by the length of the share, T by the tiles behind the item's. What defines these names are
+which it begins, ``least`` by the length of the share, T by the tiles after the item's. What defines these names are
 ``Fraction`` and ``Minimum``, and the facts that follow from the definitions.
 """
 
@@ -255,7 +255,7 @@ class _Wave:
         before = tiles - tail - 1 - self.item.number
         facts = self._facts(bounds, tiles, tail, steps, named(LEAST), *limits, before)
         left = tiles - 1 - self.item.number - named(CLUSTERS)
-        # If the last wave is shared out, the CTA has an item of it behind those of full waves.
+        # If the last wave is shared out, the CTA has an item of it after those of full waves.
         last = ((False, ()),) if self.shares else ((False, (left,)), (True, (-left - 1,)))
         return ItemKind(
             self._contract(place_of(self.record, rank), facts, steps), self._names(tail, steps, named(LEAST)),
@@ -286,7 +286,7 @@ class _Wave:
             return ItemKind(contract, names, self._number(share), last, loop=loop)
         kept = self._with_workspace(contract, rank_of(self.record, place))
         within, beyond = self._edges(kept, place)
-        return ItemKind(kept, names, self._number(share), last, behind=(within, *beyond), loop=loop)
+        return ItemKind(kept, names, self._number(share), last, after_products=(within, *beyond), loop=loop)
 
     @property
     def _slabs(self) -> Polynomial:
@@ -329,7 +329,7 @@ class _Wave:
     def _parts(self, rank: int) -> Iterator[ItemKind]:
         """The kinds of items that are parts of the last wave, but for empty ones."""
         at, steps, first, tiles, over = named(AT), named(STEPS), named(FIRST), named(TILES), named(OVER)
-        after = self.tail - at - 1  # tiles behind the item's
+        after = self.tail - at - 1  # tiles after the item's
         begin = at * steps + first
         # The share lies in one tile, of which it is a part.
         yield self._part_item(rank, 0, steps, first, begin, at, tiles, steps - first - tiles, steps - 1 - tiles)
@@ -365,7 +365,7 @@ class _Wave:
             end - at * steps, steps - end + at * steps, in_band, most_items_of(record) - in_band,
             across - named(EMPTY_BAND) * band - 1, number, most_items_of(record) - number,
         )  # fmt: skip
-        # The text takes for its tile that of ``end``, but none behind the last one.
+        # The kernel takes the tile that contains ``end``, or the last tile if ``end`` is after it.
         found = named(EMPTY_END) if share else named(SHARE_TILE)
         facts.fractions += [
             Fraction(end, steps, found), Fraction(number, along * band, named(EMPTY_BAND)),

@@ -36,7 +36,7 @@ class CtaProof:
         threads, groups = np.arange(contract.lanes), pipeline.groups
         # The threads of the producer, then those of each group of consumers.
         self.role_threads = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
-        self.adding: list[RoleState] = []  # in which its consumers begin to add
+        self.adding: list[RoleState] = []  # the states in which its consumers begin to add partial sums
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
     def begin(self, barrier: int) -> Case:
@@ -88,7 +88,7 @@ class CtaProof:
 
     @property
     def roles(self) -> range:
-        """The numbers of the roles behind the producer."""
+        """The numbers of the roles after the producer's."""
         return range(1, len(self.role_threads))
 
     def check(self) -> None:

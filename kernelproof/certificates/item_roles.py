@@ -35,18 +35,18 @@ named = Polynomial.named
 class ItemRole(ABC):
     """Proves one role, from the state in which it reaches the loop over items, whose head is ``items``.
 
-    ``what``: the role's name. ``group``: the number of its group. ``after``: the block at which the code after the
-    role's items begins, None if the kernel ends there. ``adding``: the states in which the role reaches ``after``.
+    ``role``: its name. ``group``: the number of its group. ``after``: the block at which the code after the role's
+    items begins, None if the kernel ends there. ``adding``: the states in which the role reaches ``after``.
     """
 
     def __init__(
-        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, what: str,
+        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, role: str,
         group: int, items: int, after: int | None,
     ) -> None:  # fmt: skip
         self.program, self.protocol, self.kinds = program, protocol, kinds
         self.item_kinds = protocol.pipeline.kinds_of(contract)
         self.kind_number = 0  # of the item that is proven
-        self.threads, self.what, self.group, self.items, self.after = threads, what, group, items, after
+        self.threads, self.role, self.group, self.items, self.after = threads, role, group, items, after
         self.pipeline = protocol.pipeline
         self.invariant: Invariant | None = None  # of an inner loop, where the role has one
         self.variable = program.emitter.variable
@@ -55,7 +55,7 @@ class ItemRole(ABC):
         self.instructions = 0
         self.machines: dict[object, RoleMachine] = {}
         self.entries: list[RoleState] = []  # for each kind of items, the state in which its first one is reached
-        self.bases: dict[RoleMachine, RoleState] = {}  # what ``_at_item`` returns, before controls and track are set
+        self.bases: dict[RoleMachine, RoleState] = {}  # what ``_item_start`` returns, before controls and track are set
 
     @abstractmethod
     def body(self, at: Controls) -> Iterable[Controls]:
@@ -85,10 +85,10 @@ class ItemRole(ABC):
         if assumed:
             contract = replace(contract, facts=contract.facts.also({}, *assumed))
         return machine_of(self.pipeline)(
-            self.program, contract, self.kinds, self.protocol, self.threads, self.what, self.group, tiles, keeps
+            self.program, contract, self.kinds, self.protocol, self.threads, self.role, self.group, tiles, keeps
         )
 
-    def _ran(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
+    def _run_until(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
         """The state in which one of the blocks ``stops`` is reached; None where the role ends. A role may
         end before that, at the block ``after``."""
         machine.steps = 0
@@ -104,18 +104,18 @@ class ItemRole(ABC):
             return None
         return after
 
-    def _behind_item(self, machine: RoleMachine, state: RoleState, last: bool, *stops: int) -> RoleState | None:
-        """Runs from a state in an item to the head of the loop over items or to a block of ``stops``, and returns what
-        ``_ran`` returns. If the item is the CTA's ``last`` one, the loop is also left, whether the kernel decides that
-        at the loop's head or before."""
-        end = self._ran(machine, state, self.items, *stops)
+    def _run_to_item_end(self, machine: RoleMachine, state: RoleState, last: bool, *stops: int) -> RoleState | None:
+        """``_run_until`` from a state in an item to the head of the loop over items, or to a block of ``stops``. If the
+        item is the CTA's ``last`` one, the loop is also left, whether the kernel decides that at the loop's head or
+        before."""
+        end = self._run_until(machine, state, self.items, *stops)
         if last and end is not None and end.block == self.items:
-            end = self._ran(machine, end, self.items, *stops)
+            end = self._run_until(machine, end, self.items, *stops)
             if end is not None and end.block != self.items:
                 raise NotCertified("a CTA goes on after its last item of work")
         return end
 
-    def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
+    def _with_value(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
         """A state, with its track, for the problems in which a name has a value."""
         out = substituted(state, name, value, machine.facts, self.kinds)
         assert isinstance(out, RoleState)
@@ -160,7 +160,7 @@ class ItemRole(ABC):
         self.kind_number = number
         machine = self.machine(named(TILES), {})
         for old, new in self.kind.names.items():
-            entry = self._put(entry, old, new, machine)
+            entry = self._with_value(entry, old, new, machine)
         entry = entry.copied()
         entry.track.held = {}
         return entry
@@ -175,14 +175,14 @@ class ItemRole(ABC):
         """The state in which the first item of the kind is reached."""
         return self.entries[self.kind_number]
 
-    def _at_item(self, at: Controls, machine: RoleMachine) -> RoleState:
+    def _item_start(self, at: Controls, machine: RoleMachine) -> RoleState:
         """The state at the head of the loop over items, for any item and the problems of a machine."""
         if machine not in self.bases:
             base = self.entry.copied()
             base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
             for name in self.item_registers:
                 base.registers[name] = Word(self.kind.current, 32, machine.facts)
-            self.bases[machine] = self._put(base, TILES, machine.tiles, machine)
+            self.bases[machine] = self._with_value(base, TILES, machine.tiles, machine)
         state = self.bases[machine].copied()
         state.registers |= at.registers
         state.track = at.state.track.copied()
@@ -198,7 +198,7 @@ class ItemRole(ABC):
             out[name] = known_number(value)
         return out
 
-    def _next_item(self, last: bool, state: RoleState | None) -> None:
+    def _check_next_item(self, last: bool, state: RoleState | None) -> None:
         """Check the state after an item, None at the CTA's end: its registers hold the next item, if there is one."""
         if state is None:
             if not last:
@@ -212,6 +212,6 @@ class ItemRole(ABC):
             if not is_number(value) or not poly_of(value).equals(following):
                 raise NotCertified("the item after an item is not that of the CTA")
 
-    def _variants(self) -> tuple[tuple[bool, tuple[Polynomial, ...]], ...]:
+    def _cases(self) -> tuple[tuple[bool, tuple[Polynomial, ...]], ...]:
         """The cases of an item of this kind: whether it is the CTA's last, and polynomials that are then at least 0."""
         return self.kind.last

@@ -152,12 +152,12 @@ class MainLoop:
         """Yield every case once it is proven. Raises NotCertified at the first one that is not."""
         ring = self.ring
         if ring.only and (self.head is None or ring.only <= self.ahead + 2 * self.period):
-            yield self._proven_number(ring.only)
+            yield self._prove_number(ring.only)
             return
         if self.head is None:
             raise _without_loop(self.program, self.contract)
         for tiles in range(ring.least, 0 if ring.only else min(self.ahead, ring.most) + 1):
-            yield self._proven_number(tiles)
+            yield self._prove_number(tiles)
         if self.unrolled == 1 or ring.only:
             yield from self._family(Family(self.ahead + 1, 1, ring.only))
             return
@@ -178,20 +178,20 @@ class MainLoop:
         if self.invariant is None:
             if not self.guesses:
                 raise NotCertified("the certificate lacks the invariant of the main loop")
-            self.invariant = self._guessed(family, first, live)
+            self.invariant = self._guess_invariant(family, first, live)
         turns = Turns(self.invariant, first, live, self.program.emitter.variable)
         turns.check(Polynomial.of(0), first, machine.facts, self.kinds)
         yield Case(covers=f"{name}, up to the loop", instructions=machine.steps)
-        yield self._proven_period(family, turns)
+        yield self._prove_period(family, turns)
         for rest in range(0, self.period, family.step):
             if not family.only or (family.only - family.least - rest) % self.period == 0:
-                yield self._proven_exit(family, turns, rest)
+                yield self._prove_exit(family, turns, rest)
 
     def _machine(self, tiles: Polynomial, bounds: Bounds) -> Machine:
         """A machine for the problems with ``tiles`` k-tiles. ``bounds``: of the names in that polynomial."""
         return Machine(self.program, self.contract.where(TILES, tiles, bounds), self.kinds)
 
-    def _proven_number(self, tiles: int) -> Case:
+    def _prove_number(self, tiles: int) -> Case:
         """Prove one number of k-tiles by an execution from the entry to the exit."""
         number = Polynomial.of(tiles)
         machine = self._machine(number, {})
@@ -237,14 +237,14 @@ class MainLoop:
             raise NotCertified("D or the workspace is written in the main loop")
         return state
 
-    def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:
+    def _guess_invariant(self, family: Family, first: State, live: list[str]) -> Invariant:
         """The invariant that the loop's first period suggests."""
         rest = Polynomial.named(REST) + self.period // family.step
         machine = self._machine(family.tiles(rest), self._rest_bounds())
         start = substituted(first, REST, rest, machine.facts, self.kinds)
         return guess(start, self._after_period(machine, start), live, self.program.emitter.variable, self.kinds)
 
-    def _proven_period(self, family: Family, turns: Turns) -> Case:
+    def _prove_period(self, family: Family, turns: Turns) -> Case:
         """The induction step: prove that a period leads from the state for q = TURN to that for q + 1, if enough
         k-tiles are left. ``turns`` counts periods as iterations."""
         turn = Polynomial.named(TURN)
@@ -260,7 +260,7 @@ class MainLoop:
         expected.check(turn + 1, state, machine.facts, self.kinds)
         return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
-    def _proven_exit(self, family: Family, turns: Turns, rest: int) -> Case:
+    def _prove_exit(self, family: Family, turns: Turns, rest: int) -> Case:
         """Prove the way from the loop's head after q = TURN periods to the end, where ``rest`` more k-tiles are left
         than the family's least number."""
         least = family.least + rest

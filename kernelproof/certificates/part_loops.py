@@ -52,13 +52,13 @@ class PartLoop:
     def prove(self, head: int, registers: Registers) -> tuple[int, Registers]:
         """Prove the loop from its head. Returns the block after it, and the registers there. Raises NotCertified."""
         few = [number for number in range(1, self.at_once + 1) if self._possible(number)]
-        ends = [self._last(head, registers, Polynomial.of(number)) for number in few]
+        ends = [self._after_last_iteration(head, registers, Polynomial.of(number)) for number in few]
         facts, more = self.machine.facts, self.count - self.at_once - 1
         if facts.truth(more) is not False:
             with facts.side(at_least(facts, more)):
-                ends += self._many(head, registers)
+                ends += self._after_many(head, registers)
         return self.exit, registers | {
-            name: ends[0].get(name) if all(_same(ends[0].get(name), end.get(name)) for end in ends) else UNKNOWN
+            name: ends[0].get(name) if all(_are_same(ends[0].get(name), end.get(name)) for end in ends) else UNKNOWN
             for name in self.written
         }
 
@@ -67,29 +67,30 @@ class PartLoop:
         facts = self.machine.facts
         return not any(facts.truth(gap) is False for gap in (self.count - number, number - self.count))
 
-    def _many(self, head: int, registers: Registers) -> Iterator[Registers]:
+    def _after_many(self, head: int, registers: Registers) -> Iterator[Registers]:
         """Prove all iterations if there are more parts than one of them loads. Yields the registers after the last
         one, for each number of parts that are left to it."""
-        first = self._iteration(head, registers, True)
+        first = self._after_iteration(head, registers, True)
         trips = Polynomial.named(TRIPS)
-        state, counting = self._state(registers, first, trips)
+        state, counting = self._head_registers(registers, first, trips)
         done, facts = trips * self.at_once, self.machine.facts
         with facts.side(at_least(facts, self.count - done - self.at_once - 1)):
-            self._check(self._iteration(head, state, True), self._state(registers, first, trips + 1)[0], counting)
+            expected, _ = self._head_registers(registers, first, trips + 1)
+            self._check(self._after_iteration(head, state, True), expected, counting)
         for left in range(1, self.at_once + 1):
-            yield self._last(head, state, done + left)
+            yield self._after_last_iteration(head, state, done + left)
 
-    def _last(self, head: int, registers: Registers, count: Polynomial) -> Registers:
+    def _after_last_iteration(self, head: int, registers: Registers, count: Polynomial) -> Registers:
         """The registers after the loop, from the last iteration of a tile that has ``count`` parts."""
         facts, share = self.machine.facts, self.machine.share
         self.machine.share = replace(share, parts=replace(share.parts, count=count))
         counted = {name: _of_count(value, count) for name, value in registers.items()}
         with facts.side(at_least(facts, self.count - count, count - self.count)):
-            out = self._iteration(head, counted, False)
+            out = self._after_iteration(head, counted, False)
         self.machine.share = share
         return out
 
-    def _iteration(self, head: int, registers: Registers, again: bool) -> Registers:
+    def _after_iteration(self, head: int, registers: Registers, again: bool) -> Registers:
         """The registers after an iteration. ``again``: whether it must lead to the loop's head again, or else out of
         the loop. Raises NotCertified if it does not."""
         found = []
@@ -106,7 +107,7 @@ class PartLoop:
             raise NotCertified("an iteration over parts does not lead to one place")
         return found[0]
 
-    def _state(self, entry: Registers, first: Registers, trips: Polynomial) -> tuple[Registers, list[str]]:
+    def _head_registers(self, entry: Registers, first: Registers, trips: Polynomial) -> tuple[Registers, list[str]]:
         """The registers at the loop's head after ``trips`` iterations, and the names of those that the loop writes and
         that are known there. ``entry``, ``first``: the registers after none and after one."""
         out, known = dict(entry), list[str]()
@@ -129,7 +130,7 @@ class PartLoop:
     def _check(registers: Registers, expected: Registers, known: list[str]) -> None:
         """Raise NotCertified unless the registers that are known at the loop's head are the expected ones."""
         for name in known:
-            if not _same(registers.get(name), expected[name]):
+            if not _are_same(registers.get(name), expected[name]):
                 raise NotCertified("an iteration over parts does not lead to the next one")
 
 
@@ -138,17 +139,17 @@ def _of_count(value: object, count: Polynomial) -> object:
     return Partial(value.whole, value.first, value.end, count) if isinstance(value, Partial) else value
 
 
-def _same(a: object, b: object) -> bool:
+def _are_same(a: object, b: object) -> bool:
     """Whether two values of a register are known to be the same."""
     if isinstance(a, Partial) or isinstance(b, Partial):
         return (
-            isinstance(a, Partial) and isinstance(b, Partial) and _same(a.whole, b.whole)
+            isinstance(a, Partial) and isinstance(b, Partial) and _are_same(a.whole, b.whole)
             and a.first.equals(b.first) and a.end.equals(b.end)
         )  # fmt: skip
     if isinstance(a, Cells) and isinstance(b, Cells):
         return a.width == b.width and same_elements(a, b)
     if isinstance(a, Chosen) and isinstance(b, Chosen):
-        return a.test.key == b.test.key and _same(a.yes, b.yes) and _same(a.no, b.no)
+        return a.test.key == b.test.key and _are_same(a.yes, b.yes) and _are_same(a.no, b.no)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     return same_value(a, b)

@@ -110,9 +110,9 @@ class ItemKind:
 
     ``contract``: of such an item. ``names``, ``current``: as in ``Pipeline``. ``last``: for each case in which the CTA
     has no next item (True) or has one (False), polynomials that are at least 0 in it. ``is_empty``: the item has no
-    k-tiles, and every role skips it. ``behind``: contracts of a consumer behind its products, one for each case that it
-    tells apart; empty if it has that of the item. ``loop``: names of the contract ``loop`` of ``Pipeline`` -> their
-    values for this kind.
+    k-tiles, and every role skips it. ``after_products``: contracts of a consumer after its products, one for each case
+    that it tells apart; empty if ``contract`` holds there too. ``loop``: names of the contract ``loop`` of ``Pipeline``
+    -> their values for this kind.
 
     All kinds name the same places in A, B and D by the same polynomials, so that a stage holds the same elements.
     """
@@ -122,7 +122,7 @@ class ItemKind:
     current: Polynomial
     last: tuple[tuple[bool, tuple[Polynomial, ...]], ...]
     is_empty: bool = False
-    behind: tuple[Contract, ...] = ()
+    after_products: tuple[Contract, ...] = ()
     loop: dict[str, Polynomial] = field(default_factory=dict)
 
 

@@ -53,8 +53,8 @@ def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], i
     them.
 
     ``exits``: the blocks to which the loop is left. ``items``: the head of the loop over items, where an item ends.
-    Only blocks through which all ways lead can end the part that is looked for, and a wait for an mbarrier is behind
-    it.
+    These blocks end where all paths meet, and before the first wait for an mbarrier. Raises NotCertified for several
+    exits.
     """
     if len(exits) != 1:
         raise NotCertified("the main loop is left for different places")
@@ -85,7 +85,8 @@ def loops_of(program: Program, role: str, several: bool = True) -> tuple[int, in
 
 
 def behind_waits(program: Program, exits: list[int]) -> int:
-    """The block behind the last loop that waits for an mbarrier, of those behind a loop over k-tiles."""
+    """The block after the last loop that waits for an mbarrier, among the loops that follow the one over k-tiles.
+    Raises NotCertified if no such loop is the last one."""
     behind = reachable(program.blocks, exits)
     heads = [
         head for head in program.loops
@@ -99,7 +100,8 @@ def behind_waits(program: Program, exits: list[int]) -> int:
 
 
 def behind_products(program: Program) -> int:
-    """The first block through which all ways lead and from which no product can be reached."""
+    """The first block through which all paths lead and from which no product can be reached. Raises NotCertified if
+    there is none."""
     at: int | None = 0
     while at is not None:
         if not any(multiplies(ins) for block in reachable(program.blocks, [at]) for ins in program.blocks[block].all()):
@@ -139,7 +141,8 @@ def loads_sums(ins: Instr) -> bool:
 
 
 def items_of_store(program: Program) -> int:
-    """The head of the loop over items in which sums are loaded from tensor memory. It may have inner loops."""
+    """The head of the loop over items in which sums are loaded from tensor memory. It may have inner loops. Raises
+    NotCertified if there is none."""
     work = {block.index for block in program.blocks if any(map(loads_sums, block.all()))}
     heads = [head for head, body in program.loops.items() if work and work <= body]
     if not heads:

@@ -125,7 +125,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         super().finish()
 
     def finish(self) -> None:
-        """Check what the threads leave behind when they end."""
+        """Check the role's state when its threads end."""
         drained, self.track.drained = self.track.drained, 0
         if self.role in (PRODUCER, CONSUMER):
             self.end_item()
@@ -136,7 +136,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         self.finish_stores()
 
     def finish_stores(self) -> None:
-        """Check the stores that the threads leave behind when they end."""
+        """Check that the threads have waited for their stores when they end."""
         self.track.stores.finish()
 
     # --- which threads
@@ -245,13 +245,14 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
         at, parity = self._one(address), self._one(phase)
         self.polled = True
-        expected = self.due(at)
+        expected = self.parity_due(at)
         self.track.unmet = self.role == CONSUMER
         if parity != expected:
             raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
 
-    def due(self, at: int) -> int:
-        """The parity of the wait that is due, which must be for the mbarrier at an address."""
+    def parity_due(self, at: int) -> int:
+        """The parity for which the role must wait now. The wait is for the mbarrier at address ``at``. Raises
+        NotCertified if that is not the mbarrier for which it must wait."""
         track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
         # ``parity`` is that of the ring's round. A consumer waits for the phase of ``full`` with the round's number, a
         # producer for the phase of ``empty`` before that.
@@ -276,7 +277,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             # Group 0 has the first turn without an arrival, so its phases are one less than those of group 1.
             track.ordered = True
             return (track.item // groups + self.group + 1) & 1
-        return self.wait_behind(at)
+        return self.wait_elsewhere(at)
 
     def hold(self, stage: int) -> None:
         """Note that a stage was waited for, to read it."""
@@ -287,7 +288,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         track.held[stage] = track.step
         track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
 
-    def wait_behind(self, at: int) -> int:
+    def wait_elsewhere(self, at: int) -> int:
         """The parity of a consumer's wait for another mbarrier than that of a stage or a turn. Only ``SumSender``
         allows such waits."""
         raise NotCertified(f"a wait for the mbarrier at byte {at - WINDOW_START}, not for that of the next stage")
@@ -360,9 +361,9 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             self.protocol.mbarrier(self.protocol.turns, 1 - self.group, at, "the other group's turn")
             track.handed |= warps
         else:
-            self.arrive_behind(at, arrivals)
+            self.arrive_elsewhere(at, arrivals)
 
-    def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+    def arrive_elsewhere(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
         """Warps arrive at another mbarrier than that of a stage or a turn. Only ``SumSender`` allows that."""
         ranks = sorted({rank for _, rank in arrivals})
         raise NotCertified(f"an arrival at byte {at - WINDOW_START} of CTAs {ranks} of the cluster is not due")

@@ -49,7 +49,7 @@ class Track:
     - ``ordered``: it has its turn. ``handed``: the warps that have handed the turn on.
     - ``reading``: the stages that each group of wgmma reads which was not waited for, the oldest group first.
       ``opened``: the stages that products read which are in no group yet.
-    - ``sums``: what it has done behind its products, where the CTAs of a cluster add.
+    - ``sums``: what it has done after its products, where the CTAs of a cluster add.
 
     ``tensor``: how far it is with accumulators in tensor memory. ``published``: it has passed a barrier of the CTA
     since these were allocated.
@@ -95,10 +95,10 @@ class Track:
         tensor = self.tensor.substituted(name, value)
         return replace(self, step=self.step.substituted(name, value), held=held, tensor=tensor)
 
-    def at(self, position: int, step: Polynomial, stages: int, behind: int) -> Track:
-        """The track at the head of the loop over k-tiles. The stages of the last ``behind`` k-tiles are still held, and
+    def at(self, position: int, step: Polynomial, stages: int, count: int) -> Track:
+        """The track at the head of the loop over k-tiles. The stages of the last ``count`` k-tiles are still held, and
         each is read by its own group of wgmma."""
-        held = {(position - i) % stages: step - i for i in range(behind, 0, -1)}
+        held = {(position - i) % stages: step - i for i in range(count, 0, -1)}
         reading = tuple(frozenset((stage,)) for stage in held)
         return replace(
             self, position=position, step=step, held=held, reading=reading, opened=frozenset(), filling=None,

@@ -80,24 +80,24 @@ class Role(ItemRole):
     """
 
     def __init__(
-        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, what: str,
+        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, role: str,
         group: int, invariant: Invariant | None, guesses: bool, meeting: int | None = None,
     ) -> None:  # fmt: skip
         pipeline = protocol.pipeline
         # Where a CTA has one item, its loop over k-tiles stands for that over items too.
-        items, self.head = loops_of(program, what, not pipeline.adds)
+        items, self.head = loops_of(program, role, not pipeline.adds)
         body = program.loops[self.head]
         self.exits = exits_of(program, self.head)
         after = meeting
-        if what == CONSUMER and pipeline.parts:
+        if role == CONSUMER and pipeline.parts:
             after = after_items(program, items)
-        elif what == CONSUMER and pipeline.adds:
+        elif role == CONSUMER and pipeline.adds:
             after = behind_waits(program, self.exits)
-        super().__init__(program, contract, protocol, kinds, threads, what, group, items, after)
+        super().__init__(program, contract, protocol, kinds, threads, role, group, items, after)
         self.invariant, self.guesses = invariant, guesses
-        self.peeled = int(what == MULTIPLIER or (what == CONSUMER and any(is_asynchronous(program, x) for x in body)))
-        self.behind = 0  # k-tiles whose products are in flight at the head, except in iteration 0
-        if what == CONSUMER and self.peeled:
+        self.peeled = int(role == MULTIPLIER or (role == CONSUMER and any(is_asynchronous(program, x) for x in body)))
+        self.in_flight = 0  # k-tiles whose products are in flight at the head, except in iteration 0
+        if role == CONSUMER and self.peeled:
             tail, exit_ = tail_of(program, items, self.exits)
             body, self.exits = body | tail, [exit_]
         self.in_loop, self.written_in_loop = registers_of(program, body)
@@ -120,25 +120,25 @@ class Role(ItemRole):
 
     def body(self, at: Controls) -> Iterator[Controls]:
         groups = len(self.pipeline.groups)
-        if self.what == CONSUMER and at.state.track.item % groups != self.group:
+        if self.role == CONSUMER and at.state.track.item % groups != self.group:
             yield from self._skip(at)
             return
         if self.kind.is_empty:
             yield from self._pass_over(at)
             return
         machine = self.machine(named(TILES), {})
-        state = self._ran(machine, self._at_item(at, machine), self.head, self.items)
+        state = self._run_until(machine, self._item_start(at, machine), self.head, self.items)
         if state is None or state.block != self.head:
             raise NotCertified("an item is not computed")
         yield from self._from_head(state, at)
 
     def _pass_over(self, at: Controls) -> Iterator[Controls]:
         """Prove that the role skips an item without k-tiles."""
-        for last, known in self._variants():
+        for last, known in self._cases():
             machine = self.machine(Polynomial.of(0), {}, *known)
             machine.skipped = 0
-            state = self._behind_item(machine, self._at_item(at, machine), last, self.head)
-            self._next_item(last, state)
+            state = self._run_to_item_end(machine, self._item_start(at, machine), last, self.head)
+            self._check_next_item(last, state)
             if state is not None:
                 machine.end_item()
                 yield Controls(self._controls(state, {}, {}), state)
@@ -147,7 +147,7 @@ class Role(ItemRole):
         """``body`` from the ``state`` in which an item reaches the loop over k-tiles. ``at``: the item's controls; None
         where a CTA has one item."""
         tensor = self.pipeline.tensor
-        place = state.track.item % tensor.tiles if tensor and self.what == MULTIPLIER else 0
+        place = state.track.item % tensor.tiles if tensor and self.role == MULTIPLIER else 0
         self.inner = self.inners.setdefault((0 if self.pipeline.loop else self.kind_number, place), Inner())
         # Items of one kind with the same controls have the same registers here. Stores of D before do not matter: no
         # iteration may touch their memory.
@@ -171,11 +171,11 @@ class Role(ItemRole):
         for rest in range(self.pipeline.round):
             tiles = named(TURN) * self.pipeline.round + rest
             bounds: Bounds = {(TURN,): (0 if rest else 1, self.pipeline.most // self.pipeline.round)}
-            for last, known in self._variants():
+            for last, known in self._cases():
                 machine = self.machine(tiles, bounds, *known)
                 machine.skipped = rest
-                state = self._behind_item(machine, self._at_item(at, machine), last, self.head)
-                self._next_item(last, state)
+                state = self._run_to_item_end(machine, self._item_start(at, machine), last, self.head)
+                self._check_next_item(last, state)
                 if state is not None:
                     machine.end_item()
                     yield Controls(self._controls(state, {}, {}), state)
@@ -190,17 +190,17 @@ class Role(ItemRole):
             machine = self.machine(named(TILES), {}, named(TILES) - 2)
             state = self._first_iteration(state, machine)
         if self.inner.first is None:
-            self.inner.first, self.behind = state, len(state.track.held or {})
+            self.inner.first, self.in_flight = state, len(state.track.held or {})
             self._prove_loop()
         self._check_loop()
-        position, first = state.track.position, self._of_kind(self.inner.first, machine)
+        position, first = state.track.position, self._for_kind(self.inner.first, machine)
         self._turns(first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, self._track(self.inner.first.track, position, Polynomial.of(self.peeled)))
 
-    def _of_kind(self, state: RoleState, machine: RoleMachine) -> RoleState:
+    def _for_kind(self, state: RoleState, machine: RoleMachine) -> RoleState:
         """A state of the inner loop, in which values for items of the kind replace the names of the loop's contract."""
         for old, new in self.kind.loop.items():
-            state = self._put(state, old, new, machine)
+            state = self._with_value(state, old, new, machine)
         return state
 
     def _check_loop(self) -> None:
@@ -228,7 +228,7 @@ class Role(ItemRole):
         """The state after the peeled iteration, where others follow it."""
         if not head.track.idle:
             raise NotCertified("an item begins while a stage is read")
-        state = self._ran(machine, self._put(head, TILES, machine.tiles, machine), self.head, *self.exits)
+        state = self._run_until(machine, self._with_value(head, TILES, machine.tiles, machine), self.head, *self.exits)
         if state is None or state.block != self.head:
             raise NotCertified("the main loop ends before its last iteration")
         self._check_kept(head, state)
@@ -238,12 +238,12 @@ class Role(ItemRole):
         """Check that the peeled iteration, where it is the only one, leads to where the last of several leads."""
         assert self.inner.last is not None
         machine = self.machine(Polynomial.of(1), {})
-        start = self._put(head, TILES, Polynomial.of(1), machine)
-        state = self._ran(machine, start, self.head, *self.exits)
+        start = self._with_value(head, TILES, Polynomial.of(1), machine)
+        state = self._run_until(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
-        last = self._of_kind(self._put(self.inner.last, TURN, Polynomial.of(0), machine), machine)
+        last = self._for_kind(self._with_value(self.inner.last, TURN, Polynomial.of(0), machine), machine)
         self._check_left(last, state, machine)
 
     def _check_left(self, last: RoleState, state: RoleState, machine: RoleMachine) -> None:
@@ -253,7 +253,7 @@ class Role(ItemRole):
             raise NotCertified("the main loop is left for different places")
         last = last.copied()
         last.registers |= self.inner.left[position]
-        turns = Turns(NOTHING, last, self._looked_at(state.block), self.variable)
+        turns = Turns(NOTHING, last, self._compared_registers(state.block), self.variable)
         turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, replace(last.track, position=position))
 
@@ -269,7 +269,7 @@ class Role(ItemRole):
         if state.track.stores.key != start.track.stores.key or not state.left_as(start):
             raise NotCertified("D, or memory of a warp, is written in the main loop")
 
-    def _looked_at(self, block: int) -> list[str]:
+    def _compared_registers(self, block: int) -> list[str]:
         """The registers that are live in a block and are used or written in the inner loop."""
         return [name for name in self.program.live(block) if name in self.in_loop]
 
@@ -282,7 +282,7 @@ class Role(ItemRole):
             if register not in self.in_loop:
                 first.registers[self.variable(register)] = UNKNOWN
         first.track = self._track(first.track, position, Polynomial.of(self.peeled))
-        return Turns(self.invariant, first, self._looked_at(self.head), self.variable)
+        return Turns(self.invariant, first, self._compared_registers(self.head), self.variable)
 
     def _prove_loop(self) -> None:
         """Prove the inner loop: iterations that are not the last from every position, then the last from each."""
@@ -292,11 +292,11 @@ class Role(ItemRole):
             if not self.guesses:
                 raise NotCertified("the certificate lacks the invariant of a role")
             proven = self.instructions
-            self.invariant = self._guessed()
+            self.invariant = self._guess_invariant()
             self.instructions = proven  # a guess proves nothing
         stated = self.invariant.words.keys() | self.invariant.sums.keys() | set(self.invariant.unknown)
         self.inner.names = [
-            self.variable(register) for register in self._looked_at(self.head)
+            self.variable(register) for register in self._compared_registers(self.head)
             if register in self.written_in_loop and register not in stated
             and is_known(self.inner.first.registers.get(self.variable(register)))
         ]  # fmt: skip
@@ -310,19 +310,19 @@ class Role(ItemRole):
         for position in range(round_):
             self._last_iteration(position)
 
-    def _guessed(self) -> Invariant:
+    def _guess_invariant(self) -> Invariant:
         """The invariant that two rounds of the ring suggest: their steps, divided by their number of iterations."""
         assert self.inner.first is not None
         round_ = self.pipeline.round
         tiles = named(REST) + (round_ + 1 + self.peeled)
         machine = self._loop_machine(tiles, {(REST,): (1, self.pipeline.most)})
-        first = state = self._put(self.inner.first, TILES, tiles, machine)
+        first = state = self._with_value(self.inner.first, TILES, tiles, machine)
         for _ in range(round_):
-            after = self._ran(machine, state, self.head, *self.exits)
+            after = self._run_until(machine, state, self.head, *self.exits)
             if after is None or after.block != self.head:
                 raise NotCertified("the main loop ends before its last iteration")
             state = after
-        both = guess(first, state, self._looked_at(self.head), self.variable, self.kinds)
+        both = guess(first, state, self._compared_registers(self.head), self.variable, self.kinds)
         steps = [*both.kinds.values(), *(step for word in both.words.values() for step in word.values())]
         if any(step % round_ for step in steps):
             raise NotCertified("two rounds of the ring do not consist of iterations that are alike")
@@ -336,7 +336,7 @@ class Role(ItemRole):
     def _state(self, position: int, tiles: Polynomial, machine: RoleMachine) -> RoleState:
         """The state at the inner loop's head in iteration TURN, at a position."""
         assert self.inner.first is not None
-        turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), position)
+        turns = self._turns(self._with_value(self.inner.first, TILES, tiles, machine), position)
         state = turns.at(named(TURN) - self.peeled, machine.facts, self.kinds)
         assert isinstance(state, RoleState)
         state.track = self._track(state.track, position, named(TURN))
@@ -344,8 +344,8 @@ class Role(ItemRole):
 
     def _track(self, track: Track, position: int, turn: Polynomial) -> Track:
         """The track at the inner loop's head in an iteration."""
-        out = track.at(position, turn, self.pipeline.stages, self.behind)
-        if self.what == MULTIPLIER and self.pipeline.tensor:
+        out = track.at(position, turn, self.pipeline.stages, self.in_flight)
+        if self.role == MULTIPLIER and self.pipeline.tensor:
             out.tensor = out.tensor.summed(turn * self.pipeline.tensor.depth)
         return out
 
@@ -355,14 +355,14 @@ class Role(ItemRole):
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
         machine = self._loop_machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
         start = self._state(position, tiles, machine)
-        state = self._ran(machine, start, self.head, *self.exits)
+        state = self._run_until(machine, start, self.head, *self.exits)
         if state is None or state.block != self.head:
             raise NotCertified("the main loop ends before its last iteration")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self._check_track(state, self._track(start.track, following, named(TURN) + 1))
         self.inner.controls[following] = {name: known_number(state.registers.get(name)) for name in self.inner.names}
-        turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), following)
+        turns = self._turns(self._with_value(self.inner.first, TILES, tiles, machine), following)
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
     def _last_iteration(self, position: int) -> None:
@@ -370,7 +370,7 @@ class Role(ItemRole):
         tiles = named(TURN) + 1
         machine = self._loop_machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
         start = self._state(position, tiles, machine)
-        state = self._ran(machine, start, self.head, *self.exits)
+        state = self._run_until(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
@@ -380,9 +380,9 @@ class Role(ItemRole):
             # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
             track = state.track if self.peeled else start.track
             passed = replace(start.track, handed=track.handed, sums=track.sums)
-            behind, self.behind = self.behind, 0
+            in_flight, self.in_flight = self.in_flight, 0
             self._check_track(state, self._track(passed, following, tiles))
-            self.behind = behind
+            self.in_flight = in_flight
             self.inner.last = state
             return
         self._check_left(self.inner.last, state, machine)
@@ -395,22 +395,22 @@ class Role(ItemRole):
         known = tuple((x, number_key(head.registers[x])) for x in others if is_known(head.registers.get(x)))
         # Placeholders stand for controls, so positions share their ends. The producer of a cluster is an exception: it
         # waits for stages once more at its end.
-        drains = self.what == PRODUCER and self.pipeline.drains
+        drains = self.role == PRODUCER and self.pipeline.drains
         for position in range(self.pipeline.round):
             at = position if drains else None
             key = self.kind_number, known, head.track.stores.key, head.track.item, at
             if key not in self.ends:
-                self.ends[key] = list(self._ended(head, others, at))
+                self.ends[key] = list(self._ends_at(head, others, at))
             for end in self.ends[key]:
                 yield end, position
 
-    def _ended(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
+    def _ends_at(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
         """The ends of an item that leaves the inner loop at a position in the ring, or at any if that is None."""
         assert self.inner.last is not None
-        contracts = self.kind.behind if self.what == CONSUMER else ()
-        for (last, known), contract in product(self._variants(), contracts or (None,)):
+        contracts = self.kind.after_products if self.role == CONSUMER else ()
+        for (last, known), contract in product(self._cases(), contracts or (None,)):
             machine = self.machine(named(TILES), {}, *known, contract=contract)
-            state = self._of_kind(self._put(self.inner.last, TURN, named(TILES) - 1, machine), machine)
+            state = self._for_kind(self._with_value(self.inner.last, TURN, named(TILES) - 1, machine), machine)
             for name in others:
                 state.registers[name] = head.registers.get(name)
             placeholders = {name: Unknown() for name in self.inner.names} if position is None else {}
@@ -420,8 +420,8 @@ class Role(ItemRole):
             state = bound
             state.track.stores, state.track.item = head.track.stores.copied(), head.track.item
             state.track.position = position or 0
-            end = self._behind_item(machine, state, last)
-            self._next_item(last, end)
+            end = self._run_to_item_end(machine, state, last)
+            self._check_next_item(last, end)
             if end is not None:
                 machine.end_item()
             yield end, placeholders

@@ -93,7 +93,7 @@ class Share:
         return {} if self.is_first_thread else {name: count for name, (count, _) in (LANES | WARPS).items()}
 
     @property
-    def local(self) -> Polynomial:
+    def number_in_group(self) -> Polynomial:
         """The thread's number in the group."""
         own = Polynomial.of(4 * WARP * self.warpgroup)
         return (
@@ -105,7 +105,7 @@ class Share:
     @property
     def thread(self) -> Polynomial:
         """The thread's number in the CTA."""
-        return self.local + self.start
+        return self.number_in_group + self.start
 
     @property
     def lane(self) -> Polynomial:
@@ -215,14 +215,14 @@ class Share:
     @property
     def limits(self) -> tuple[Polynomial, ...]:
         """Further polynomials that are at least 0. That a thread is not the group's first one is among them."""
-        others = () if self.is_first_thread else (self.local - 1,)
+        others = () if self.is_first_thread else (self.number_in_group - 1,)
         return (*rests.limits(AT, self.vectors), *self.column_limits, *others)
 
     def vector_of(self, position: Polynomial) -> tuple[Polynomial, int]:
         """The vector of this thread to which a place in a slab belongs, and the number of the sum in the vector (0 to
         3): the v and e with position = (v * threads + t) * VECTOR + e for the thread's number t. Raises NotCertified if
         the place belongs to another thread."""
-        vector, rest = (position - self.local * VECTOR).divided(VECTOR * self.threads)
+        vector, rest = (position - self.number_in_group * VECTOR).divided(VECTOR * self.threads)
         if not rest.is_constant or not isinstance(rest.constant, int) or not 0 <= rest.constant < VECTOR:
             raise NotCertified(f"the partial sum at {position} of a slab is not of this thread's vectors")
         return vector, rest.constant
@@ -240,7 +240,7 @@ class Share:
         if not self.is_first_thread:
             source = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
             half = named("row_odd")
-        holder = self.local - self.lane + source + 4 * (element % 2)
+        holder = self.number_in_group - self.lane + source + 4 * (element % 2)
         return (vector * self.threads + holder) * VECTOR + half + element // 2 * 2
 
     def check_place(self, vector: Polynomial, position: Polynomial, row: Polynomial, col: Polynomial) -> None:

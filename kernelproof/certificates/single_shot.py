@@ -1,7 +1,7 @@
 """Proves a kernel whose CTAs load all of their k at once, without a ring, so that it has only a few k-tiles.
 
-Each number of k-tiles is executed from the entry to the block behind the products. If the CTAs of a cluster have slices
-of k, that is the block behind the wait for the sums of the cluster. What threads hold there must not depend on the
+Each number of k-tiles is executed from the entry to the block after the products. If the CTAs of a cluster have slices
+of k, that is the block after the wait for the sums of the cluster. What threads hold there must not depend on the
 number of k-tiles. From there on any thread is followed, as ``cluster_sum_proof`` describes.
 
 In a cluster each CTA says how many bytes of sums come to it, at an mbarrier which it has just initialised. Then it

@@ -16,10 +16,10 @@ class StoreRole(ItemRole):
     """Proves the group, whose inner loops have known numbers of iterations."""
 
     def body(self, at: Controls) -> Iterator[Controls]:
-        for last, known in self._variants():
+        for last, known in self._cases():
             machine = self.machine(named(TILES), {}, *known)
-            end = self._behind_item(machine, self._at_item(at, machine), last)
-            self._next_item(last, end)
+            end = self._run_to_item_end(machine, self._item_start(at, machine), last)
+            self._check_next_item(last, end)
             if end is not None:
                 machine.end_item()
                 yield Controls(self._controls(end, {}, {}), end)

@@ -108,7 +108,7 @@ class SumProof:
         self.parts, self.adders = pipeline.parts, pipeline.adders
         self.meetings, self.slab = common_to(cluster) if self.adders.within else ({}, SlabContents.nothing(0))
         self.variable = program.emitter.variable
-        # Where threads of all roles meet behind their items, None if they do not: the end of what is proven here.
+        # Where threads of all roles meet after their items, None if they do not: the end of what is proven here.
         self.end = meeting_of(program) if pipeline.tensor else None
         self.items = heads_of(program)[CONSUMER] if pipeline.tensor else loops_of(program, CONSUMER)[0]
         self.after = after_items(program, self.items)
@@ -274,7 +274,7 @@ class SumProof:
             raise NotCertified("a thread ends while its bulk stores may still read shared memory")
 
     def _check_no_share(self, group: int) -> None:
-        """Check that a thread of a group ends behind its items, if no tile has partial sums. Raises NotCertified."""
+        """Check that a thread of a group ends after its items, if no tile has partial sums. Raises NotCertified."""
         for first in (True, False):
             share = self._share(group, first, 0)
             machine = SumMachine(

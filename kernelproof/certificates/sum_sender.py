@@ -42,11 +42,11 @@ class SumSender(SumPeer, ClusterMachine):
         self.protocol.mbarrier(self.protocol.sums.arrived, 0, at, "the sums")
         self.protocol.sums.expect(total)
 
-    def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+    def arrive_elsewhere(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
         """mbarrier.arrive by warps that have read their last stage, at ``freed`` of CTAs."""
         track = self.track
         if not self.pipeline.adds:
-            super().arrive_behind(at, arrivals)
+            super().arrive_elsewhere(at, arrivals)
             return
         if not track.step.equals(self.tiles) or track.held or track.reading or track.opened:
             raise NotCertified("a warp says that a ring is free before it has read all of its own")
@@ -57,11 +57,11 @@ class SumSender(SumPeer, ClusterMachine):
             peer.mbarrier(peer.sums.freed, 0, at, "rings that are free")
         track.sums = track.sums.arrive(arrivals)
 
-    def wait_behind(self, at: int) -> int:
+    def wait_elsewhere(self, at: int) -> int:
         """The parity of a wait for free rings, or for the sums that come."""
         track, sums = self.track, self.protocol.sums
         if not self.pipeline.adds or not track.step.equals(self.tiles):
-            return super().wait_behind(at)
+            return super().wait_elsewhere(at)
         if track.sums.waited == Waited.NOTHING:
             self.protocol.mbarrier(sums.freed, 0, at, "rings that are free")
             if len(track.sums.freed) != len(self.warps) * self.pipeline.ranks:

@@ -16,7 +16,7 @@ def heads_of(program: Program) -> dict[str, int]:
 
 
 def end_of_setup(program: Program) -> int:
-    """The block behind the last barrier that comes before all loops over items."""
+    """The block after the last barrier that comes before all loops over items."""
     heads = set(heads_of(program).values())
     waits = ("barrier.cluster.wait", "bar.sync", "barrier.sync")
     looped = set[int]().union(*program.loops.values())
@@ -25,7 +25,7 @@ def end_of_setup(program: Program) -> int:
         if block.index not in looped and block.end == "wait" and any(x.op.startswith(waits) for x in block.all())
         and heads <= reachable(program.blocks, block.targets)
     ]  # fmt: skip
-    # All of them lie on every way, so each one but the last has all the others behind it.
+    # All of them lie on every path, so all the others can be reached from the first one, and none from the last.
     last = [x for x in found if not {y.index for y in found} & reachable(program.blocks, x.targets)]
     if len(last) != 1:
         raise NotCertified("a CTA without one barrier of all its threads before they have roles")
@@ -33,7 +33,7 @@ def end_of_setup(program: Program) -> int:
 
 
 def meeting_of(program: Program) -> int:
-    """The block at which threads of all roles meet behind their items."""
+    """The block at which threads of all roles meet after their items."""
     at: int | None = end_of_setup(program)
     heads = set(heads_of(program).values())
     while at is not None and heads & (reachable(program.blocks, [at]) | {at}):

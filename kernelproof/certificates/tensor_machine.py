@@ -77,7 +77,7 @@ class TensorMachine(TensorProducts):
         self.track.published = False
 
     def relinquish(self, cta_group: int, m: Mask, _site: int) -> None:
-        """tcgen05.relinquish_alloc_permit, behind the allocation."""
+        """tcgen05.relinquish_alloc_permit, after the allocation."""
         self._one_warp(m)
         if self.role != SETUP or cta_group != self.plan.cta_group or not self.protocol.tensor.count:
             raise NotCertified("the permit to allocate is given back before the allocation, or by another cta_group")
@@ -90,7 +90,7 @@ class TensorMachine(TensorProducts):
         return lanes
 
     def load_address(self, address: Any, size: int, m: Mask, site: int, *_: int) -> Word:
-        """ld.shared of the address of tensor memory, behind a barrier of the CTA."""
+        """ld.shared of the address of tensor memory, after a barrier of the CTA."""
         self._together(m)
         places = self.shared_places(address, size, self.every, site)
         if size != WORD or (places != self.protocol.tensor.word).any() or not self.track.published:
@@ -99,7 +99,7 @@ class TensorMachine(TensorProducts):
         return Word(Polynomial.named(BASE), 32, self.facts)
 
     def free(self, cta_group: int, address: Any, columns: Any, m: Mask, _site: int) -> None:
-        """tcgen05.dealloc, by the warp that has allocated, behind all barriers and a tcgen05.fence."""
+        """tcgen05.dealloc, by the warp that has allocated, after all barriers and a tcgen05.fence."""
         tensor, lanes = self.protocol.tensor, self._one_warp(m)
         if self.role != ENDING or self.met != self.meetings or not self.track.tensor.fenced:
             raise NotCertified("tensor memory is freed before a barrier and a fence behind its last use")
@@ -110,14 +110,14 @@ class TensorMachine(TensorProducts):
 
     # --- waits and barriers
 
-    def due(self, at: int) -> int:
+    def parity_due(self, at: int) -> int:
         if self.role == MULTIPLIER:
-            return self._due_of_multiplier(at)
+            return self._parity_for_multiplier(at)
         if self.role == CONSUMER:
-            return self._due_of_group(at)
-        return super().due(at)
+            return self._parity_for_group(at)
+        return super().parity_due(at)
 
-    def _due_of_multiplier(self, at: int) -> int:
+    def _parity_for_multiplier(self, at: int) -> int:
         """The multiplier waits for the item's accumulators, then for its k-tiles, and in the end, in a pair, for all
         accumulators."""
         track, plan, protocol = self.track, self.plan, self.protocol
@@ -139,7 +139,7 @@ class TensorMachine(TensorProducts):
         # The parity of phase item / N - 1, as ``tensor_memory`` says.
         return item // plan.tiles ^ 1
 
-    def _due_of_group(self, at: int) -> int:
+    def _parity_for_group(self, at: int) -> int:
         """The group waits for the sums of its item."""
         track, plan, protocol = self.track, self.plan, self.protocol
         if track.tensor.opened:
@@ -179,12 +179,12 @@ class TensorMachine(TensorProducts):
             self.track.tensor = replace(self.track.tensor, reading=Reading.MET)
 
     def converge(self, members: Any, m: Mask, *_: int) -> None:
-        # Behind bar.warp.sync the lanes of a warp are together, though they are not in one machine.
+        # After bar.warp.sync the lanes of a warp are together, though they are not in one machine.
         if not (self.role == ENDING and self.joined):
             super().converge(members, m)
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
-        """A barrier of the CTA: behind the items, all threads meet there."""
+        """A barrier of the CTA. After the last item, all threads meet there."""
         if self.role == ENDING:
             self._together(m)
             if self._number(number).any() or np.any(self._number(count)):
@@ -211,7 +211,7 @@ class TensorMachine(TensorProducts):
 
     @property
     def meetings(self) -> tuple[str, ...]:
-        """The barriers that all threads pass behind their items, in order."""
+        """The barriers that all threads pass after their items, in order."""
         return ("cta", "arrival", "cluster") if self.pipeline.ranks > 1 else ("cta",)
 
     def _passed(self, barrier: str) -> None:
@@ -229,7 +229,7 @@ class TensorMachine(TensorProducts):
             self.track.tensor = replace(self.track.tensor, reading=Reading.FENCED)
 
     def fence_after(self, m: Mask) -> None:
-        """tcgen05.fence::after_thread_sync, by all threads of the role that use tensor memory behind it."""
+        """tcgen05.fence::after_thread_sync, by all threads of the role that use tensor memory after it."""
         if self.role == ENDING:
             self._one_warp(m)
         else:
@@ -249,7 +249,7 @@ class TensorMachine(TensorProducts):
         track.tensor = TensorTrack()
 
     def finish(self) -> None:
-        """Check what the threads leave behind when they end, or come to where all threads meet."""
+        """Check the role's state when its threads end, or reach the block where all threads meet."""
         if self.role == ENDING:
             if self.met != self.meetings:
                 raise NotCertified("threads end before they have passed the barriers of the CTA and of its cluster")

@@ -5,16 +5,16 @@ products to them by tcgen05.mma, and a group of four warps loads the sums and st
 each place order these roles, ``summed`` and ``stored``. The multiplier takes the place of the consumers in the ring of
 stages (``pipelines``). Each role is proven by itself to do this, in its own program order:
 
-- One warp allocates columns before the CTA's barrier. All threads read their address behind that barrier.
+- One warp allocates columns before the CTA's barrier. All threads read their address after that barrier.
 - The multiplier, for each item y: it waits until ``stored`` of the place has completed its phase y / N - 1. For each
   k-tile it waits for ``full`` of the stage, issues products that read the stage, and then a commit that arrives at
   ``empty`` of the stage. After the last k-tile, a commit arrives at ``summed`` of the place. A tcgen05.fence stands
-  between each wait and the products behind it.
+  between each wait and the products after it.
 - Each warp of the group, for each item y: all lanes wait for phase y / N of ``summed``, and a tcgen05.fence follows.
   They load sums from the place, wait for the loads, execute a tcgen05.fence and meet. Then one lane arrives at
   ``stored``.
-- Behind their items, all threads meet at a barrier of the CTA. Then the warp that has allocated the columns frees them,
-  behind a tcgen05.fence.
+- After their items, all threads meet at a barrier of the CTA. Then the warp that has allocated the columns frees them,
+  after a tcgen05.fence.
 
 A commit arrives when all products have ended that its thread has issued before. So ``empty`` of a stage completes when
 nothing reads the stage any more, and ``summed`` when the place has all sums of the item. The products of one thread to
@@ -95,7 +95,7 @@ class TensorTrack:
 
     ``opened``: it has waited for them. ``fenced``: a tcgen05.fence follows its last wait. ``sums``: what the multiplier
     has added. ``passed``: the multiplier has committed the item. ``reading``: how far the group is. ``drained``: the
-    places for which the multiplier has waited behind its last item.
+    places for which the multiplier has waited after its last item.
     """
 
     opened: bool = False

@@ -1,4 +1,4 @@
-"""Proves one CTA whose accumulators are in tensor memory: its roles, and how its threads meet behind them."""
+"""Proves one CTA whose accumulators are in tensor memory: its roles, and how its threads meet after their items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ROLES = (PRODUCER, MULTIPLIER, CONSUMER)
 
 class TensorCta(CtaProof):
     """Proves the roles of such a CTA. Role 0 is the producer, 1 the multiplier (if the CTA multiplies), 2 the group
-    that stores; 3 stands for all threads behind their items."""
+    that stores; 3 stands for all threads after their items. ``ended``: the threads that have reached the block where
+    all threads meet, with their states there."""
 
     ended: list[tuple[Lanes, RoleState]]
 
@@ -32,13 +33,13 @@ class TensorCta(CtaProof):
         self.heads, self.meeting = heads_of(self.program), meeting_of(self.program)
         case = super().begin(barrier)
         self.ended = []
-        reached: dict[str, list[tuple[Lanes, RoleState]]] = {what: [] for what in ROLES}
+        reached: dict[str, list[tuple[Lanes, RoleState]]] = {name: [] for name in ROLES}
         for lanes, state in (each for part in self.entries for each in part):
-            what = next((x for x in ROLES if state.block == self.heads[x]), None)
-            if what is None:
+            role = next((x for x in ROLES if state.block == self.heads[x]), None)
+            if role is None:
                 self.ended.append((lanes, state))
             else:
-                reached[what].append((lanes, state))
+                reached[role].append((lanes, state))
         self.reached = reached
         return case
 
@@ -54,14 +55,14 @@ class TensorCta(CtaProof):
         """Proves the role of this number, or the CTA's end after the last role."""
         if number == len(ROLES):
             return self._end()
-        what = ROLES[number]
+        name = ROLES[number]
         title = ("the producer", "the thread that multiplies", "the group that stores")[number] + self.title
-        if len(self.reached[what]) != 1 or (not self.pipeline.leads and self.reached[MULTIPLIER]):
-            raise NotCertified(f"{len(self.reached[what])} roles where {title} is expected")
-        ((lanes, entry),) = self.reached[what]
-        if not np.array_equal(lanes, self.role_threads[1]) if what == CONSUMER else len(lanes) != 1:
+        if len(self.reached[name]) != 1 or (not self.pipeline.leads and self.reached[MULTIPLIER]):
+            raise NotCertified(f"{len(self.reached[name])} roles where {title} is expected")
+        ((lanes, entry),) = self.reached[name]
+        if not np.array_equal(lanes, self.role_threads[1]) if name == CONSUMER else len(lanes) != 1:
             raise NotCertified(f"{title}: {len(lanes)} threads")
-        roles = self._stores(lanes) if what == CONSUMER else [self._role(what, lanes, found)]
+        roles = self._stores(lanes) if name == CONSUMER else [self._role(name, lanes, found)]
         for role in roles:
             role.prove(entry.copied())
             self.ended += [(lanes, self._met(state)) for state in role.adding]
@@ -70,9 +71,9 @@ class TensorCta(CtaProof):
         steps = sum(role.instructions for role in roles)
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=steps)
 
-    def _role(self, what: str, lanes: Lanes, found: list[Invariant]) -> ItemRole:
+    def _role(self, name: str, lanes: Lanes, found: list[Invariant]) -> ItemRole:
         return Role(
-            self.program, self.contract, self.protocol, self.kinds, lanes, what, 0, self.given(found), self.guesses,
+            self.program, self.contract, self.protocol, self.kinds, lanes, name, 0, self.given(found), self.guesses,
             self.meeting,
         )  # fmt: skip
 
@@ -86,8 +87,8 @@ class TensorCta(CtaProof):
         ]  # fmt: skip
 
     def _met(self, state: RoleState) -> RoleState:
-        """The state in which a role comes to where all threads meet. A group that adds partial sums before that must
-        leave the registers alone that are read behind it."""
+        """The state of a role at the block where all threads meet. Raises NotCertified if a group that adds partial
+        sums before that block writes registers that are read there or later."""
         if state.block != self.meeting:
             between = reachable(self.program.blocks, [state.block], self.meeting)
             if set(self.program.live(self.meeting)) & registers_of(self.program, between)[1]:
@@ -97,7 +98,7 @@ class TensorCta(CtaProof):
         return state
 
     def _end(self) -> Case:
-        """Prove what all threads do behind their items, from where they meet to their end."""
+        """Prove what all threads do after their items, from the block where they meet to their end."""
         steps, threads = 0, set[int]()
         for lanes, state in self.ended:
             machine = TensorMachine(
