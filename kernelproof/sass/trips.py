@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.flow import conditional
+from kernelproof.sass.registers import access, register_names
 
 MAX_ITERATIONS = 1 << 14  # loops with more iterations count as loops without constant bounds
 WORD_MASK = (1 << 32) - 1
@@ -45,32 +46,22 @@ def _jumps(jump: Instruction, values: Values) -> bool | None:
 
 
 def _run(instructions: Iterable[Instruction], values: Values) -> None:
-    """Executes instructions on the known values; results that are not known are removed."""
+    """Executes instructions on the known values; values that become unknown are removed."""
     for instruction in instructions:
         result = _result(instruction, values)
-        for target in _targets(instruction):
-            if result is None or instruction.guard:
-                values.pop(target, None)
-            else:
-                values[target] = result & WORD_MASK
-
-
-def _targets(instruction: Instruction) -> list[str]:
-    """The registers and predicates that an instruction may change.
-
-    For a wide load this is only the first register, because counters are never loaded.
-    """
-    first = instruction.operands[0].split(".")[0] if instruction.operands else ""
-    if not first.startswith(("R", "UR", "P", "UP")) or "[" in first:
-        return []
-    if instruction.name == "CS2R" and first[1:].isdigit():
-        return [first, f"R{int(first[1:]) + 1}"]
-    return [first]
+        written = register_names(access(instruction).writes)
+        for register in written:
+            values.pop(register, None)
+        if result is not None and not instruction.guard:
+            for register in written if instruction.name == "CS2R" else instruction.operands[:1]:
+                values[register] = result & WORD_MASK
 
 
 def _result(instruction: Instruction, values: Values) -> int | None:
     """The value of an instruction's first result, for the opcodes that counters are made of; else None."""
     name, operands = instruction.name.removeprefix("U"), instruction.operands
+    if {"X", "HI"} & set(instruction.modifiers):  # a sum with a carry, or the upper half of a product
+        return None
     sources = [_operand(operand, values) for operand in operands[1:]]
     if name == "MOV":
         return sources[0]

@@ -130,6 +130,7 @@ def test_loops_are_natural_loops() -> None:
     assert Graph(called).loops == []
 
 
+BY_R3 = ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, R3, PT"]  # a loop in which R0 counts up to R3
 # Instructions before a loop and in it, the guard of its branch back, and its number of iterations, None if unknown.
 COUNTERS = [
     (["MOV R0, RZ"], ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", 8),
@@ -138,6 +139,11 @@ COUNTERS = [
     (["UMOV UR4, URZ"], ["UIADD3 UR4, UR4, 0x1, URZ", "UISETP.NE.AND UP0, UPT, UR4, 0x3, UPT"], "UP0", 3),
     (["S2R R0, SR_TID.X"], ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", None),
     (["MOV R0, RZ"], ["IADD3 R0, R0, R2, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", None),
+    # Instructions that overwrite the limit R3, though it is not their first operand.
+    (["MOV R3, 0x20", "MOV R0, RZ", "SHFL.IDX PT, R3, R4, RZ, 0x1f"], BY_R3, "P0", None),
+    (["MOV R3, 0x20", "MOV R0, RZ", "LDS.64 R2, [R4]"], BY_R3, "P0", None),
+    (["MOV R3, 0x20", "MOV R0, RZ", "IMAD.HI.U32 R3, R3, R3, RZ"], BY_R3, "P0", None),
+    (["MOV R3, 0x20", "MOV R0, RZ"], BY_R3, "P0", 8),
 ]
 
 
@@ -149,5 +155,6 @@ def test_a_loop_with_constant_bounds_has_its_number_of_iterations(
         opcode, operands = text.split(" ", 1)
         return code(opcode, *operands.split(", "))
 
-    iterations = [*map(parsed, body), code("BRA", guard=guard, target=0)]
-    assert trips([parsed(text) for text in before], iterations) == count
+    start = [parsed(text) for text in before]
+    for jump in (code("BRA", guard=guard, target=0), code("BRA.U", guard, target=0)):
+        assert trips(start, [*map(parsed, body), jump]) == count
