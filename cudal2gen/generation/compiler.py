@@ -200,7 +200,7 @@ def attempt(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact | BuildError]:
-    """``build``, but for a kernel that does not compile the list has its BuildError, which is not raised.
+    """Does what ``build`` does, but returns the BuildError of a kernel that does not compile in place of its artifact.
 
     Raises BuildError if the build directory cannot be written, and ToolchainError without a compiler.
     """

@@ -368,7 +368,7 @@ class Record(Schema):
 
     @property
     def ctas_by_smem(self) -> int:
-        """How many CTAs the shared memory of an SM suffices for."""
+        """How many CTAs fit in the shared memory of an SM."""
         return self.target.capability.ctas_by_smem(self.smem_bytes + self.smem_static_bytes)
 
     def residency(self, registers: int) -> Residency:

@@ -71,8 +71,9 @@ from kernelproof.certificates import (
 from kernelproof.ground.integers import ceil_div
 
 MOST_RESIDENT = 1 << 12  # most CTAs that share out a last wave; the k-tiles of its tiles are counted in 31 bits
-AT_ONCE = 16  # parts of a tile that a thread loads at once, if there are so many (``templates/macros/parts.j2``)
-WIDTHS = ((4, 4), (8, 2))  # tiles with at most so many parts: how many vectors a thread adds at once; otherwise one
+AT_ONCE = 16  # the most parts of a tile that a thread loads at once (``templates/macros/parts.j2``)
+# Pairs: the most parts of a tile, and how many vectors a thread then adds at once. With more parts it adds one.
+WIDTHS = ((4, 4), (8, 2))
 # Names: C, T, the number of full waves, ``steps``, ``least``; the cluster whose share is meant; whether its share is
 # one of the longer ones; the item's tile in the last wave; the first k-tile of an item in its tile.
 CLUSTERS, TAIL, WAVES, STEPS, LEAST, CLUSTER = "grid_x", "tail", "waves", "all_tiles", "least_share", "cluster"
@@ -327,7 +328,7 @@ class _Wave:
         return contracts[0], tuple(contracts[1:])
 
     def _parts(self, rank: int) -> Iterator[ItemKind]:
-        """The kinds of items that are parts of the last wave, but for empty ones."""
+        """The kinds of items that are parts of the last wave, without empty ones."""
         at, steps, first, tiles, over = named(AT), named(STEPS), named(FIRST), named(TILES), named(OVER)
         after = self.tail - at - 1  # tiles after the item's
         begin = at * steps + first

@@ -301,8 +301,8 @@ def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
 
 def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]], output: str) -> dict[str, object]:
     """The names of a text's scope whose values differ from the emulator's (``NAMESPACE`` and its units), for a CTA of
-    so many lanes. ``units``: name of a unit -> its methods; others of its methods raise NotCertified. ``output``: the
-    type of D."""
+    ``lanes`` lanes. ``units``: name of a unit -> its methods; all other methods of the unit raise NotCertified.
+    ``output``: the type of D."""
 
     def numbers(value: Any, width: int) -> Any:
         """``value`` as an array with the same number of ``width`` bytes in all lanes; predicates have width 0."""

@@ -216,8 +216,8 @@ class Facts:
         return False
 
     def _least(self, value: Polynomial) -> Lanes:
-        """The least value of a polynomial in each lane, by the bounds of names alone, or a larger negative one;
-        ``-NO_BOUND`` if it is not found.
+        """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` if it is not found.
+        Instead of a negative least value, -1 may be returned.
 
         A polynomial that is linear in each name has its least value where every name is at one of its bounds.
         """

@@ -67,7 +67,7 @@ class Parts:
     same time. ``chunk``: how many vectors of a row a thread stores at once; 0 for all.
 
     Only if ``count`` varies: ``at_once``: how many parts an iteration of the innermost loop loads at most. ``widths``:
-    pairs of a count, and of ``together`` for tiles that have at most so many parts; others have ``together``.
+    pairs of a count, and of ``together`` for tiles that have at most that many parts; others have ``together``.
     """
 
     count: int | Polynomial
@@ -84,7 +84,7 @@ class Parts:
     widths: tuple[tuple[int, int], ...] = ()
 
     def of_count(self, count: int | Polynomial) -> Parts:
-        """These parts, if a tile has so many."""
+        """The parts for tiles that have ``count`` of them."""
         number = count if isinstance(count, int) else self.at_once + 1
         together = next((width for most, width in self.widths if number <= most), self.together)
         return replace(self, count=count, together=together)

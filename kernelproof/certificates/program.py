@@ -72,7 +72,7 @@ class Program:
         self.traffic = Traffic(self.emitter.sites)
 
     def check_launch(self, block: tuple[int, int, int], shared_bytes: int) -> None:
-        """Raise NotCertified if CUDA launches no CTA of so many threads with so much dynamic shared memory."""
+        """Raise NotCertified if CUDA refuses a CTA with these threads and this much dynamic shared memory."""
         device = device_for(self.target)
         geometry = Geometry((1, 1, 1), block, shared_bytes)
         try:

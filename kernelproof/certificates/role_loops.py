@@ -84,13 +84,13 @@ def loops_of(program: Program, role: str, several: bool = True) -> tuple[int, in
     return heads[-1], heads[0]
 
 
-def behind_waits(program: Program, exits: list[int]) -> int:
+def block_after_waits(program: Program, exits: list[int]) -> int:
     """The block after the last loop that waits for an mbarrier, among the loops that follow the one over k-tiles.
     Raises NotCertified if no such loop is the last one."""
-    behind = reachable(program.blocks, exits)
+    following = reachable(program.blocks, exits)
     heads = [
         head for head in program.loops
-        if head in behind and spins(program, head)
+        if head in following and spins(program, head)
     ]  # fmt: skip
     after = [exits_of(program, head) for head in heads]
     last = [to[0] for to in after if len(to) == 1 and not set(heads) & reachable(program.blocks, to)]
@@ -99,7 +99,7 @@ def behind_waits(program: Program, exits: list[int]) -> int:
     return last[0]
 
 
-def behind_products(program: Program) -> int:
+def block_after_products(program: Program) -> int:
     """The first block through which all paths lead and from which no product can be reached. Raises NotCertified if
     there is none."""
     at: int | None = 0

@@ -37,7 +37,7 @@ from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_controls import Controls, is_known, known_number, number_key
 from kernelproof.certificates.role_loops import (
     after_items,
-    behind_waits,
+    block_after_waits,
     exits_of,
     is_asynchronous,
     loops_of,
@@ -92,7 +92,7 @@ class Role(ItemRole):
         if role == CONSUMER and pipeline.parts:
             after = after_items(program, items)
         elif role == CONSUMER and pipeline.adds:
-            after = behind_waits(program, self.exits)
+            after = block_after_waits(program, self.exits)
         super().__init__(program, contract, protocol, kinds, threads, role, group, items, after)
         self.invariant, self.guesses = invariant, guesses
         self.peeled = int(role == MULTIPLIER or (role == CONSUMER and any(is_asynchronous(program, x) for x in body)))

@@ -27,7 +27,7 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.loops import TILES, Case
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_loops import behind_products, behind_waits, spins
+from kernelproof.certificates.role_loops import block_after_products, block_after_waits, spins
 from kernelproof.certificates.shot_machine import ShotMachine
 from kernelproof.certificates.sum_peer import Sending
 from kernelproof.certificates.thread_machine import Registers, same_value
@@ -67,7 +67,7 @@ class SingleShotProof:
         self.contracts = (contract, *shot.peers)
         self.ranks = len(self.contracts)
         self.kinds = Kinds()
-        self.stop = behind_waits(program, [0]) if shot.peers else behind_products(program)
+        self.stop = block_after_waits(program, [0]) if shot.peers else block_after_products(program)
         self.thread = ConsumerThread(0, contract.lanes)
 
     def cases(self) -> Iterator[Case]:
@@ -97,7 +97,7 @@ class SingleShotProof:
         return f", in CTA {rank} of a cluster" if self.ranks > 1 else ""
 
     def _executed(self, rank: int, tiles: int) -> tuple[ShotMachine, Reached]:
-        """Execute the CTA with a rank for so many k-tiles, and return what it has done then."""
+        """Execute the CTA with a rank on ``tiles`` k-tiles, and return what it has done then."""
         contract = self.contracts[rank].where(TILES, Polynomial.of(tiles), {})
         machine = ShotMachine(self.program, contract, self.kinds, rank, self.ranks)
         state = machine.run(machine.start(), self.stop)

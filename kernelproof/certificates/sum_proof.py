@@ -331,10 +331,10 @@ class SumProof:
         next tile, or ends before that vector. A tile that does not begin within D has no sums, and is passed over.
         Raises NotCertified."""
         # At least 0 exactly if the share has the tile's last vector: LEFT vectors follow its first one in the tile.
-        behind = share.at + named(LEFT) + 1 - share.vectors
+        has_last = share.at + named(LEFT) + 1 - share.vectors
         # The last fact says that all groups together count at most the vectors of the tile.
         facts = self._facts(
-            contract.facts, share, behind if goes_on else -behind - 1,
+            contract.facts, share, has_last if goes_on else -has_last - 1,
             share.vectors - share.before - (share.end - share.at),
         )  # fmt: skip
         machine = SumMachine(self.program, contract, facts, self.kinds, share)

@@ -47,7 +47,7 @@ FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGER_LIMIT = 100  # integer inputs without a range are drawn from 0 to this, excluded
 START_ELEMENTS = 8  # how many elements at the start of an input are planted, since a source may look at them
 IDENTITY_PROBABILITY = 0.7  # of an input of the kind "identity"; products of identities alone would hide errors
-PLANTED_PART = 16  # of the kind "constants": one of so many elements gets a constant
+PLANTED_PART = 16  # in inputs of the kind "constants", one of this many elements gets a constant
 # Powers of two by which "adversarial" numbers are multiplied: the least, and the largest for f16 (whose sums of
 # products would overflow) and for other types.
 LEAST_POWER, LARGEST_POWER_F16, LARGEST_POWER = -6, 3, 4

@@ -119,10 +119,9 @@ class _Parser:
                 offset = stop + 1
                 continue
             raise PtxError(self.line(offset), f"not PTX: {text[offset : offset + 40].splitlines()[0]!r}")
-        if (
-            "%envreg" in text
-        ):  # %envreg1 and 2 are the address of this workspace, in which cooperative groups count arrivals
-            # The first word holds the size, 8 bytes; the second one counts arrivals, none at first.
+        if "%envreg" in text:
+            # %envreg1 and %envreg2 are the address of this workspace, in which cooperative groups count arrivals. Its
+            # first word holds the size, 8 bytes; the second one counts arrivals, none at first.
             out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
             out.linkage[GRID_WORKSPACE] = Linkage.WEAK
         if not out.target:

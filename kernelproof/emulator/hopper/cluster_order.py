@@ -41,7 +41,8 @@ def _column_of_actor(warps: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _joint_column_of_actor(warps: int, columns: int, together: int) -> Array:
-    """``_column_of_actor``, but for a single thread it has the column that stands for all lanes of its warp."""
+    """``_column_of_actor`` with one difference: a single thread has the column that stands for all lanes of its
+    warp."""
     return np.asarray(_column_of_actor(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
 
 

@@ -45,8 +45,8 @@ class BatchSizes:
         return count
 
     def record_end(self, count: int, steps: int) -> None:
-        """A batch of ``count`` CTAs has ended after so many steps of its scheduler. The next batch is wider, unless
-        wider batches take many more steps, as they do when their CTAs take different branches."""
+        """Note that a batch of ``count`` CTAs has ended after ``steps`` steps of its scheduler. The next batch is
+        wider, unless wider batches take many more steps, as they do when their CTAs take different branches."""
         if count != self.size or self.size >= self.max_size:
             return
         if self.steps is not None and count > self.steps[0]:

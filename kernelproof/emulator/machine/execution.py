@@ -26,7 +26,7 @@ from kernelproof.emulator.state.queue import CtaQueue
 IDLE_ROUNDS = 64
 # Rounds without progress after which CTAs that read a clock count as stuck: hours have passed on it by then.
 MAX_TIMED_ROUNDS = 8192
-# A clock advances by at most so much per read.
+# The most by which a clock advances per read.
 MAX_CLOCK_STEP = 1 << 30
 
 # The Python function of a kernel. Every resumption runs until all lanes of the batch wait for other CTAs.

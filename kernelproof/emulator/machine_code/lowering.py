@@ -128,13 +128,13 @@ class Lowering:
             self._leader = None
 
     def following(self, count: int) -> Sequence[Instruction]:
-        """At most so many instructions after the current one, in the order of addresses."""
+        """The next ``count`` instructions after the current one, or fewer at the end, in the order of addresses."""
         assert self.current is not None
         index = self._places[self.current.address] + 1
         return self.instructions[index : index + count]
 
     def preceding(self, count: int) -> Sequence[Instruction]:
-        """At most so many instructions before the current one, in the order of addresses."""
+        """The last ``count`` instructions before the current one, or fewer at the start, in the order of addresses."""
         assert self.current is not None
         index = self._places[self.current.address]
         return self.instructions[max(0, index - count) : index]

@@ -222,7 +222,7 @@ class DeviceHazards:
         return self.races.racing_lanes(lanes, tags, 0, reads, TagOrigin(None, covered)) is None
 
     def _tiled(self, lanes: Array | None, times: int) -> Array:
-        """Lanes (None: all), repeated so many times. The last result is kept, since consecutive accesses mostly have
+        """Lanes (None: all), repeated ``times`` times. The last result is kept, since consecutive accesses mostly have
         the same lanes, and arrays of lanes never change."""
         if lanes is None:
             lanes = self.batch.everyone

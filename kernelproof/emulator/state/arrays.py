@@ -15,7 +15,7 @@ Array = NDArray[Any]
 Mask = Array | None
 # An operand at run time: one int that all lanes share, or an array of raw bits, one element per lane.
 Scalar = int | Array
-# Bytes -> the type of an element with so many. complex128 is NumPy's only fast type of 16 bytes; copies keep its bits.
+# Bytes of an element -> its type. complex128 is NumPy's only fast type of 16 bytes; copies keep its bits.
 MOVER: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
     2: np.dtype("u2"),

@@ -49,7 +49,7 @@ class SharedVariable(NamedTuple):
     nbytes: int
 
 
-# A clock advances by so much per read. A kernel that waits for milliseconds then reads it some thousand times.
+# By how much a clock advances per read. A kernel that waits for milliseconds then reads it some thousand times.
 CLOCK_STEP = 2048
 
 # The origin of a pointer: the offset of a parameter (bytes), or the name of a variable.

@@ -44,7 +44,7 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
 
 
 def _matching_name(text: str, names: Sequence[str]) -> str:
-    """The name that equals a text but for its case. Raises BadParameter."""
+    """The name that equals a text if upper and lower case count as equal. Raises BadParameter."""
     for name in names:
         if name.casefold() == text.strip().casefold():
             return name

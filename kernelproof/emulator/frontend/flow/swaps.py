@@ -26,7 +26,7 @@ def checked_loads(blocks: list[Block]) -> set[int]:
     """Identities (``id``) of the loads whose value a later atom.cas compares with memory at the same address.
 
     Only moves may lie between the load and that comparison. Apart from it, the value may only help to compute what is
-    swapped in, or decide a branch. The paths of such a branch must write nothing, but for the swaps, until they join.
+    swapped in, or decide a branch. Until the paths of such a branch join, they must write nothing except by the swaps.
     If the first swap that compares the value succeeds, the value was current, so uses after that swap do not count.
     """
     lists = [list(block.all()) for block in blocks]

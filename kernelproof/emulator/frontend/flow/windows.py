@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from kernelproof.emulator.frontend.instruction import results_and_operands
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, Pair, Reg, Vec
 
-OFFSET_BITS = 24  # a window has at most so many bits for the address inside it
+OFFSET_BITS = 24  # the most bits of an address inside a window
 # Instructions whose result is a generic address if an operand is one.
 _ARITHMETIC = ("mov", "add", "sub", "mad", "selp", "or", "xor", "and", "min", "max", "cvt")
 _BIT_COUNTS = ("clz", "popc", "brev", "bfind")

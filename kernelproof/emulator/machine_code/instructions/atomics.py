@@ -81,7 +81,7 @@ def atomic(low: Lowering, ins: Instruction) -> None:
 
 
 def _add_vector(low: Lowering, ins: Instruction, kind: str, count: int) -> None:
-    """A sum in global memory of so many consecutive registers, each of them an atomic of its own."""
+    """Sums of ``count`` consecutive registers in global memory, each of them an atomic of its own."""
     operands = list(ins.operands)
     returns = ins.name == "ATOMG"
     if returns and operands.pop(0) != "PT":
