@@ -287,7 +287,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
         count, slab = record.split_k, Polynomial.of(slices.elements)
         slabs = grid.rows * grid.cols * count
         matrices.append(Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None))
-        facts = with_slices(facts.also({}, MOST_TILES - slabs), count, record.k_step)
+        facts = with_slices(facts.extended({}, MOST_TILES - slabs), count, record.k_step)
     tile = Tile(grid.tile[0] * record.bm, grid.tile[1] * record.bn, record.bm, record.bn) if grid.tile else None
     return Contract(
         record.threads, record.smem_bytes, parameters, grid.special, tuple(matrices), k, tile, facts, slices

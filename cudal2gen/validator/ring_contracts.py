@@ -215,7 +215,7 @@ def _entry(record: TmaRing, program: Program, along_n: int, place: tuple[Polynom
     facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *rest_limits(record)])
     if count > 1:
         limits = named("grid_x") - 1 - named("cta_x"), most_items_of(record) - rows * cols * count
-        facts = with_slices(facts.also({}, *limits), count, record.bk)
+        facts = with_slices(facts.extended({}, *limits), count, record.bk)
     return launch_of(record, program, rows, cols, named("band"), along_n, facts, rank_of(record, place))
 
 
@@ -311,7 +311,7 @@ def _contract(
     ]  # fmt: skip
     facts = Facts(bounds, assumed)
     if count > 1:
-        facts = with_slices(facts.also({}, most_items // count - 1 - item.number), count, record.bk)
+        facts = with_slices(facts.extended({}, most_items // count - 1 - item.number), count, record.bk)
     rank = rank_of(record, place)
     contract = launch_of(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
     row, col = (
@@ -325,7 +325,7 @@ def _contract(
     if beyond is not None:
         d = contract.matrices[2]
         start, extent = (row, d.rows) if record.cluster[0] > 1 else (col, d.cols)
-        contract = replace(contract, facts=facts.also({}, start - extent if beyond else extent - 1 - start))
+        contract = replace(contract, facts=facts.extended({}, start - extent if beyond else extent - 1 - start))
         if beyond:
             return replace(contract, tile=None, first=first)
     slab = Polynomial.of(record.bm * record.bn)

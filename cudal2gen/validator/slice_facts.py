@@ -22,7 +22,7 @@ def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
         ("arrived",): (0, count - 2), ("slice_half",): (0, (count - 1) // 2), ("slice_odd",): (0, 1),
         ("first_rest",): (0, count - 1), ("end_rest",): (0, count - 1),
     }  # fmt: skip
-    extended = facts.also(bounds, total - first - named(TILES))
+    extended = facts.extended(bounds, total - first - named(TILES))
     extended.quotients += [
         Quotient(total * own, count, first, named("first_rest")),
         Quotient(total * own + total, count, first + named(TILES), named("end_rest")),
@@ -44,7 +44,7 @@ def with_slice(facts: Facts, rank: int, count: int, k_step: int) -> Facts:
     end, most = first + named(TILES), ceil_div(MAX_EXTENT, k_step)
     bounds: Bounds = {("all_tiles",): (count, most), ("first_tile",): (0, most)}
     bounds |= {(name,): (0, count - 1) for name in ("first_rest", "end_rest")}
-    extended = facts.also(bounds, total - end, total - count, most - total)
+    extended = facts.extended(bounds, total - end, total - count, most - total)
     if rank:
         extended.quotients.append(Quotient(total * rank, count, first, named("first_rest")))
     if rank < count - 1:

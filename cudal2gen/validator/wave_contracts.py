@@ -323,7 +323,7 @@ class _Wave:
         ]
         contracts = []
         for (in_rows, row), (in_cols, col) in product(*cases):
-            case = replace(contract, facts=contract.facts.also({}, row, col))
+            case = replace(contract, facts=contract.facts.extended({}, row, col))
             contracts.append(case if in_rows and in_cols else replace(case, tile=None, slices=None))
         return contracts[0], tuple(contracts[1:])
 

@@ -165,13 +165,10 @@ class BoxMachine(RoleMachine):
             kind = self.kinds[old]
             if kind is None:
                 raise NotCertified("shared memory is read that no copy has filled")
-            return self.kinds.number(kind._replace(row=self._put(kind.row, step), col=self._put(kind.col, step)))
+            row, col = kind.row.substituted(TURN, step), kind.col.substituted(TURN, step)
+            return self.kinds.number(kind._replace(row=row, col=col))
 
         return number
-
-    @staticmethod
-    def _put(poly: Polynomial, step: Polynomial) -> Polynomial:
-        return poly.substituted(TURN, step)
 
     def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, site: int, transpose: bool) -> None:
         """stmatrix, to shared memory that belongs to the storing warp."""

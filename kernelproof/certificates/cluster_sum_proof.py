@@ -139,6 +139,7 @@ class ClusterSumMachine(ThreadMachine):
 
     @property
     def _own(self) -> int:
+        """The CTA's rank, shifted to the bits in which an address of the cluster's shared memory has it."""
         return self.rank << RANK_SHIFT
 
     def lanes_of(self, name: str) -> Any:

@@ -166,27 +166,27 @@ class Contract:
     def where(self, name: str, value: Polynomial, bounds: Bounds) -> Contract:
         """The contract for the problems in which a name has a value. ``bounds``: of the names in that value."""
 
-        def put(poly: Polynomial) -> Polynomial:
+        def replaced(poly: Polynomial) -> Polynomial:
             return poly.substituted(name, value)
 
         def tiled(tile: Tile) -> Tile:
-            return replace(tile, row=put(tile.row), col=put(tile.col))
+            return replace(tile, row=replaced(tile.row), col=replaced(tile.col))
 
         return Contract(
             self.lanes,
             self.shared_bytes,
-            {at: (put(poly), bits) for at, (poly, bits) in self.parameters.items()},
-            {register: put(poly) for register, poly in self.special.items()},
+            {at: (replaced(poly), bits) for at, (poly, bits) in self.parameters.items()},
+            {register: replaced(poly) for register, poly in self.special.items()},
             tuple(
-                replace(x, ld=put(x.ld), rows=put(x.rows), cols=put(x.cols), offset=put(x.offset))
+                replace(x, ld=replaced(x.ld), rows=replaced(x.rows), cols=replaced(x.cols), offset=replaced(x.offset))
                 for x in self.matrices
             ),
-            put(self.sum_end),
+            replaced(self.sum_end),
             tiled(self.tile) if self.tile else None,
             self.facts.where(name, value, bounds),
-            self.slices.put(put) if self.slices else None,
+            self.slices.mapped(replaced) if self.slices else None,
             self.block,
             self.step,
             self.maps,
-            put(self.first),
+            replaced(self.first),
         )

@@ -54,7 +54,7 @@ class Fraction(NamedTuple):
     given: Polynomial | None = None
     rest: Polynomial | None = None
 
-    def put(self, change: Callable[[Polynomial], Polynomial]) -> Fraction:
+    def mapped(self, change: Callable[[Polynomial], Polynomial]) -> Fraction:
         """The fraction for other problems: its polynomials are changed by a function."""
         return Fraction(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
 
@@ -86,8 +86,8 @@ class Facts:
     # Of ``known``, by the polynomial: the answer, and how many of the assumed polynomials it takes into account.
     _answers: dict[object, tuple[Lanes, int]] = field(default_factory=dict)
 
-    def also(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
-        """These facts and more."""
+    def extended(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
+        """These facts with further bounds and assumptions."""
         return Facts(
             self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients, self.fractions, self.minima
         )  # fmt: skip
@@ -95,16 +95,19 @@ class Facts:
     def where(self, name: str, value: Polynomial, bounds: dict[Monomial, tuple[int, int]]) -> Facts:
         """The facts of the problems in which a name has a value. ``bounds``: of the names in that value."""
 
-        def put(poly: Polynomial) -> Polynomial:
+        def replaced(poly: Polynomial) -> Polynomial:
             return poly.substituted(name, value)
 
         return Facts(
             {x: limits for x, limits in self.bounds.items() if name not in x} | bounds,
-            [put(each) for each in self.assumed],
+            [replaced(each) for each in self.assumed],
             self.questions,
-            [x._replace(dividend=put(x.dividend), whole=put(x.whole), rest=put(x.rest)) for x in self.quotients],
-            [each.put(put) for each in self.fractions],
-            [Minimum(*map(put, x)) for x in self.minima],
+            [
+                x._replace(dividend=replaced(x.dividend), whole=replaced(x.whole), rest=replaced(x.rest))
+                for x in self.quotients
+            ],
+            [each.mapped(replaced) for each in self.fractions],
+            [Minimum(*map(replaced, x)) for x in self.minima],
         )
 
     def fraction(self, dividend: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial] | None:

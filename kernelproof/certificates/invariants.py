@@ -274,7 +274,7 @@ def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Fac
         if isinstance(value, Word):
             out.registers[register] = Word(change(value.poly), value.bits, facts, value.signed)
         elif isinstance(value, Terms):
-            out.registers[register] = value.changed(change)
+            out.registers[register] = value.mapped(change)
     return out
 
 
@@ -282,14 +282,14 @@ def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds:
     """A copy of a state, for the problems in which a name has a value: the value replaces the name in all registers
     and elements. ``facts``: those of these problems."""
 
-    def put(poly: Polynomial) -> Polynomial:
+    def replaced(poly: Polynomial) -> Polynomial:
         return poly.substituted(name, value)
 
     def number(old: int) -> int:
         kind = kinds[old]
         if kind is None or kind.is_kept:
             return 0  # a kept value is one of the execution that has stored it
-        summed = SummedRange(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
-        return kinds.number(Kind(kind.source, put(kind.row), put(kind.col), summed))
+        summed = SummedRange(replaced(kind.summed.done), kind.summed.beyond) if kind.summed else None
+        return kinds.number(Kind(kind.source, replaced(kind.row), replaced(kind.col), summed))
 
-    return rebound(renumbered(state, number), put, facts)
+    return rebound(renumbered(state, number), replaced, facts)

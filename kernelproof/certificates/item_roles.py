@@ -83,7 +83,7 @@ class ItemRole(ABC):
         if not tiles.equals(named(TILES)):
             contract = contract.where(TILES, tiles, bounds)
         if assumed:
-            contract = replace(contract, facts=contract.facts.also({}, *assumed))
+            contract = replace(contract, facts=contract.facts.extended({}, *assumed))
         return machine_of(self.pipeline)(
             self.program, contract, self.kinds, self.protocol, self.threads, self.role, self.group, tiles, keeps
         )

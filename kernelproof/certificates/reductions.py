@@ -96,7 +96,7 @@ class Terms(Cells):
         """A copy of the sums with another ``done``, seen as bits."""
         return Terms(self.row, self.rows, self.step, done, (self.rests, self.beyond), self.known, self.width)
 
-    def changed(self, change: Callable[[Polynomial], Polynomial]) -> Terms:
+    def mapped(self, change: Callable[[Polynomial], Polynomial]) -> Terms:
         """The sums for other problems: their polynomials are changed by a function."""
         out = self._with(change(self.done))
         out.row = change(self.row)

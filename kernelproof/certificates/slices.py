@@ -53,7 +53,7 @@ class Slices:
         """Whether the CTA arrives last."""
         return self.arrived.equals(Polynomial.of(self.count - 1))
 
-    def put(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
+    def mapped(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
         """The slice for other problems: its polynomials are changed by a function, except for ``arrived``."""
         slab = None if self.slab is None else change(self.slab)
         return replace(self, own=change(self.own), tile=change(self.tile), slab=slab)
