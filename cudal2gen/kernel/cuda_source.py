@@ -170,7 +170,8 @@ class CudaSource(Ring):
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """The launch options that the record states; the launcher has defaults for the others."""
+        """The launch options that the record states; the launcher has defaults for the others. Raises KeyError for an
+        option that the launcher does not have."""
         pairs = [option.partition("=") for option in self.options.split()]
         options = {name: int(value) for name, _, value in pairs}
         if unknown := options.keys() - {option.name for option in self.launch.options}:

@@ -88,7 +88,8 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
 
 
 def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
-    """``fit`` for the fields of a line, where decisions may be missing. The ``named`` fields keep their values."""
+    """``fit`` for the fields of a line, where decisions may be missing. The ``named`` fields keep their values. Raises
+    IllegalRecord if no legal record is near."""
     if family := FAMILIES.get(str(fields.get("family"))):
         fields = family.NEUTRAL | fields
     try:

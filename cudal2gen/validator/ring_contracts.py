@@ -375,7 +375,8 @@ def launch_of(
     total: Polynomial | None = None,
 ) -> Contract:
     """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles.
-    ``total``: all k-tiles, if the rank decides which of them an item has."""
+    ``total``: all k-tiles, if the rank decides which of them an item has. Raises NotCertified if the kernel has
+    another number of parameters than the launcher passes."""
     launch = record.launch
     rest = launch.box_d_rest_cols
     # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.

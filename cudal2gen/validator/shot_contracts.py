@@ -68,7 +68,8 @@ def problems(record: Record) -> tuple[str, ...]:
 
 
 def claims(record: Record, program: Program) -> Iterator[Claim]:
-    """The claim that a proof of a record's kernel must show. It is about all CTAs of a cluster."""
+    """The claim that a proof of a record's kernel must show. It is about all CTAs of a cluster. Raises NotCertified if
+    the kernel has another number of parameters than the launcher passes."""
     if len(program.offsets) != 11:
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's 11")
     first, *peers = (_contract(record, program.offsets, rank) for rank in range(record.split_k))

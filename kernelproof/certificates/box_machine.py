@@ -28,7 +28,8 @@ BOX_ALIGNMENT = 128  # bytes, of a box in shared memory (PTX ISA)
 
 
 class BoxMachine(RoleMachine):
-    """The machine of a role: a producer loads boxes of A and B, and consumers read matrices and store boxes of D."""
+    """The machine of a role: a producer loads boxes of A and B, and consumers read matrices and store boxes of D.
+    Methods raise NotCertified for an access that other threads could disturb."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of every role, and those that access memory."""

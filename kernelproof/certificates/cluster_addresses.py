@@ -50,7 +50,7 @@ class ClusterAddresses(Machine):
         return np.broadcast_to(at & WITHIN | (ranks & MAX_RANK) << RANK_SHIFT, (self.lanes,)).astype("u4")
 
     def of_cta(self, address: Any, m: Mask, _site: int) -> Lanes:
-        """Convert an address to the form that units take. It must lie in the own CTA."""
+        """Convert an address to the form that units take. Raises NotCertified if it does not lie in the own CTA."""
         near = self._near(address)
         lanes = self.active(m)
         if lanes is not None and (near[lanes] > WITHIN).any():

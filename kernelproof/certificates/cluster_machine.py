@@ -12,7 +12,8 @@ from kernelproof.emulator.state.arrays import Mask
 
 
 class ClusterMachine(PartMachine):
-    """The machine of a role whose CTA may belong to a cluster."""
+    """The machine of a role whose CTA may belong to a cluster. Methods raise NotCertified for an instruction that no
+    proof covers."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of every role, and those for clusters."""

@@ -81,7 +81,8 @@ class ConsumerThread:
         return sum((named(name, step) for name, (_, step) in self.steps.items()), Polynomial.of(self.start))
 
     def values(self, poly: Polynomial) -> Lanes:
-        """The value of a polynomial for each thread, in the order of their numbers."""
+        """The value of a polynomial for each thread, in the order of their numbers. Raises NotCertified if it depends
+        on more than the thread's number."""
         if set(poly.names()) - self.extents.keys():
             raise NotCertified(f"{poly} depends on more than the thread")
         total = np.zeros(self.count, np.int64)
@@ -115,7 +116,8 @@ class ConsumerThread:
 
 
 class ClusterSumMachine(ThreadMachine):
-    """The machine of such a thread in the CTA with a ``rank``, of ``ranks`` CTAs. ``sums``: what comes to this CTA."""
+    """The machine of any consumer thread in the CTA with a ``rank``, of ``ranks`` CTAs. Methods raise NotCertified.
+    ``sums``: what comes to this CTA."""
 
     def __init__(
         self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, thread: ConsumerThread,
@@ -240,7 +242,7 @@ def count_stores(
 
 
 def check_counts(counts: Lanes) -> None:
-    """Check that each element of a tile is stored once."""
+    """Raise NotCertified unless each element of a tile is stored once. ``counts``: how often each is stored."""
     if (counts != 1).any():
         raise NotCertified(
             f"{int((counts == 0).sum())} elements of a tile of D are not stored, "

@@ -128,7 +128,8 @@ class OpenFacts(Facts):
         )
 
     def higher(self, number: Polynomial, low: int, bits: int) -> Polynomial:
-        """A name for a number of ``bits`` bits, which is the same in all threads, divided by 2^low and rounded down."""
+        """A name for a number of ``bits`` bits, divided by 2^low and rounded down. Raises NotCertified unless the
+        number is the same in all threads."""
         if self.private & {*number.names()}:
             raise NotCertified(f"bits of {number} are not known")
         name = self.above.setdefault((number.key, low, bits), f"above_{len(self.above)}")

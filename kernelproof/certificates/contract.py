@@ -53,7 +53,8 @@ class Matrix:
 
     def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
         """A pair (row, col) with width * (row * ld + col) = offset, a byte offset from the address. Several pairs are
-        possible. The caller checks the one that is returned against the extents."""
+        possible. The caller checks the one that is returned against the extents. Raises NotCertified for an address
+        inside of an element."""
         if any(np.any(np.asarray(c) % self.width) for c in offset.terms.values()):
             raise NotCertified(f"an address in {self.name} that is not one of an element")
         offset = Polynomial({monomial: c // self.width for monomial, c in offset.terms.items()})

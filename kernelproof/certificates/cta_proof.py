@@ -40,7 +40,8 @@ class CtaProof:
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
     def begin(self, barrier: int) -> Case:
-        """Prove all threads up to the barrier, and find for each role the states in which it reaches its items."""
+        """Prove all threads up to the barrier, and find for each role the states in which it reaches its items. Raises
+        NotCertified."""
         threads = np.arange(self.contract.lanes)
         machine = self._machine(threads, SETUP)
         try:
@@ -64,7 +65,7 @@ class CtaProof:
 
     def prove(self, number: int, found: list[Invariant]) -> Case:
         """Prove a role: the producer's, or that of a group of consumers. ``found``: invariants of the roles before it,
-        to which it adds its own."""
+        to which it adds its own. Raises NotCertified."""
         reached = self.entries[number]
         title = f"group {number} of consumers{self.title}" if number else f"the producer{self.title}"
         if len(reached) != 1:

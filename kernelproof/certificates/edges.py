@@ -29,7 +29,7 @@ COUNT_BITS = 32  # of the register that says how many bytes a copy reads
 
 
 class EdgeMachine(Machine):
-    """The machine of such a CTA."""
+    """The machine of a CTA whose tile may reach beyond the problem."""
 
     facts: OpenFacts
 

@@ -280,7 +280,7 @@ class Facts:
 
     def refutation(self, value: Polynomial) -> dict[str, int] | None:
         """Values of the names for which a polynomial is negative in some lane; None if there are none. Asks the solver
-        if no values at the names' bounds will do."""
+        if no values at the names' bounds will do. Raises NotCertified if the solver has no answer."""
         self.questions["solver"] += 1
         for terms in _distinct(value):
             if (corner := self._corner(terms)) is not None:

@@ -110,7 +110,7 @@ class GlobalPlaces:
 
     @staticmethod
     def counter(address: Any, lanes: Lanes) -> Polynomial:
-        """The number of the counter at an address."""
+        """The number of the counter at an address. Raises NotCertified if the address is that of no counter."""
         number, rest = (polynomial(address, 64).of_lanes(lanes) - Polynomial.named(ARRIVALS, 4)).divided(4)
         if rest.terms:
             raise NotCertified("an atomic on what is no counter of a tile")

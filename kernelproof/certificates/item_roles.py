@@ -125,8 +125,8 @@ class ItemRole(ABC):
     # --- items
 
     def prove(self, entry: RoleState) -> None:
-        """Prove all items of the role, of every kind. ``entry``: the state in which it first reaches the loop over
-        items."""
+        """Prove all items of the role, of every kind. Raises NotCertified. ``entry``: the state in which it first
+        reaches the loop over items."""
         first = self.pipeline.first
         self.item_registers: list[str] = []
         controls: dict[str, Any] = {}

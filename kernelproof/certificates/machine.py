@@ -57,7 +57,7 @@ class State:
 
 
 class Machine(GlobalPlaces):
-    """Runs a kernel's blocks for the problems of a contract."""
+    """Runs a kernel's blocks for the problems of a contract. Methods raise NotCertified for what cannot be proven."""
 
     def __init__(self, program: Program, contract: Contract, kinds: Kinds) -> None:
         self.program, self.contract, self.kinds = program, contract, kinds

@@ -212,7 +212,8 @@ class StageOperand(NamedTuple):
 
 
 class Protocol:
-    """How the roles of a CTA use shared memory, as far as they have been proven.
+    """How the roles of a CTA use shared memory, as far as they have been proven. Methods raise NotCertified for a use
+    that contradicts an earlier one.
 
     - ``owner``: of each element, the stage, warp or mbarrier to which it belongs.
     - ``counts``: address of an mbarrier -> the arrivals that a phase needs. ``full``, ``empty``: stage -> address of

@@ -31,7 +31,7 @@ from kernelproof.ground.chips import WARP
 
 
 class RoleMachine(WaitingMachine, ClusterAddresses):
-    """A machine for the threads of one role.
+    """A machine for the threads of one role. Methods raise NotCertified where the role breaks the protocol.
 
     ``threads``: their numbers in the CTA. ``group``: the number of a group of consumers. ``tiles``: how many k-tiles an
     item has. ``keeps``: whether the protocol notes what the producer loads, as the contents of k-tile TURN.

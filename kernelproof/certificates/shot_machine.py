@@ -26,7 +26,8 @@ from kernelproof.emulator.state.scopes import ORDERS
 
 
 class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
-    """The machine of the CTA with a ``rank`` among the ``ranks`` CTAs of its cluster.
+    """The machine of the CTA with a ``rank`` among the ``ranks`` CTAs of its cluster. Methods raise NotCertified for
+    instructions in a wrong order, or from other threads than they must.
 
     - ``granted``: the kernel that was launched before has ended.
     - ``used``: a mask over the elements of shared memory: those that the CTA has copied to or read.

@@ -40,7 +40,7 @@ PARTS_SEEN, VECTORS_SEEN = "parts_seen", "vectors_seen"
 
 
 class SumMachine(ThreadMachine):
-    """The machine of one thread.
+    """The machine of one thread. Methods raise NotCertified for an instruction that does not continue its progress.
 
     ``share``: what its group adds. ``phase``: where the thread is. ``at``: in VECTORS, the first vector of the
     iteration. ``taken``: from TILE on, for each branching block, the targets taken; where both sides ran, the key of

@@ -74,7 +74,8 @@ class Way(NamedTuple):
 
 def common_to(cluster: list[Protocol]) -> tuple[dict[int, int], SlabContents]:
     """What the CTAs of a cluster have in common: the number of each group's barrier, and what an item leaves in its
-    slab. CTAs whose tiles lie beyond D leave nothing."""
+    slab. CTAs whose tiles lie beyond D leave nothing. Raises NotCertified if no CTA leaves sums, or if
+    the CTAs differ in these."""
     leaving = [each for each in cluster if each.slab is not None]
     first = leaving[0].slab if leaving else None
     if first is None:

@@ -16,7 +16,7 @@ from kernelproof.emulator.state.arrays import Mask
 
 
 class SumSender(SumPeer, ClusterMachine):
-    """The machine of a role that may send sums."""
+    """The machine of a role that may send sums to other CTAs. Methods raise NotCertified for a wrong order."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of a role in a cluster, and stores to other CTAs."""

@@ -16,7 +16,7 @@ def heads_of(program: Program) -> dict[str, int]:
 
 
 def end_of_setup(program: Program) -> int:
-    """The block after the last barrier that comes before all loops over items."""
+    """The block after the last barrier that comes before all loops over items. Raises NotCertified without one."""
     heads = set(heads_of(program).values())
     waits = ("barrier.cluster.wait", "bar.sync", "barrier.sync")
     looped = set[int]().union(*program.loops.values())
@@ -33,7 +33,7 @@ def end_of_setup(program: Program) -> int:
 
 
 def meeting_of(program: Program) -> int:
-    """The block at which threads of all roles meet after their items."""
+    """The block at which threads of all roles meet after their items. Raises NotCertified without one."""
     at: int | None = end_of_setup(program)
     heads = set(heads_of(program).values())
     while at is not None and heads & (reachable(program.blocks, [at]) | {at}):

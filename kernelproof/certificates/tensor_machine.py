@@ -36,9 +36,12 @@ class Loading(Unknown):
 
 
 class TensorMachine(TensorProducts):
-    """The machine of a role of such a CTA. ``loads``, ``awaited``: how many tcgen05.ld were issued, and waited for.
-    After the last item, ``joined`` says whether the lanes of each warp have met, and ``met`` lists the barriers that
-    have been passed."""
+    """The machine of a role of a CTA with tensor memory. Methods raise NotCertified for an instruction that comes too
+    early, too late, or from other threads than it must.
+
+    ``loads``, ``awaited``: how many tcgen05.ld were issued, and waited for. After the last item, ``joined`` says
+    whether the lanes of each warp have met, and ``met`` lists the barriers that have been passed.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

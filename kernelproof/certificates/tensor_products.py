@@ -32,7 +32,8 @@ WIDTHS = {"f16": 2, "f32": 4}  # bytes of a sum
 
 
 class TensorProducts(WarpgroupMachine):
-    """The machine of a role that may multiply into tensor memory."""
+    """The machine of a role that may multiply into tensor memory. Methods raise NotCertified for a product or a commit
+    that does not fit the plan."""
 
     @property
     def plan(self) -> TensorPlan:
@@ -52,7 +53,7 @@ class TensorProducts(WarpgroupMachine):
             raise NotCertified("an address of tensor memory that is not computed from that of the allocation")
         return np.broadcast_to(np.asarray(offset.constant, np.int64), (self.lanes,))
 
-    def _one_thread(self, cta_group: int, m: Mask) -> None:
+    def _check_issuer(self, cta_group: int, m: Mask) -> None:
         """Check that the multiplier executes an instruction, and that it has the cta_group of all others."""
         if self.role != MULTIPLIER or self.lanes != 1 or m is not None or cta_group != self.plan.cta_group:
             raise NotCertified(
@@ -63,7 +64,7 @@ class TensorProducts(WarpgroupMachine):
 
     def add_products(self, operands: Operands, m: Mask, _site: int) -> None:
         """tcgen05.mma: products of 16 k are added to accumulators of the item, or overwrite them."""
-        self._one_thread(operands.group, m)
+        self._check_issuer(operands.group, m)
         tensor, track = self.protocol.tensor, self.track
         if not (track.tensor.opened and track.tensor.fenced) or track.tensor.passed:
             raise NotCertified("a product without a wait and a fence before it, or behind the item's commit")
@@ -142,7 +143,7 @@ class TensorProducts(WarpgroupMachine):
     def commit_to(self, cta_group: int, address: Any, ranks: Any, m: Mask, _site: int) -> None:
         """tcgen05.commit: when all products have ended, it arrives at mbarriers of the stage that they have read, or at
         those of the item's sums."""
-        self._one_thread(cta_group, m)
+        self._check_issuer(cta_group, m)
         track, protocol = self.track, self.protocol
         owners, places = self.cluster_places(address, self.every)
         at = int(places[0])

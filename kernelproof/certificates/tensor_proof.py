@@ -52,7 +52,7 @@ class TensorCta(CtaProof):
         return range(1 if self.pipeline.leads else 2, 4)
 
     def prove(self, number: int, found: list[Invariant]) -> Case:
-        """Proves the role of this number, or the CTA's end after the last role."""
+        """Proves the role of this number, or the CTA's end after the last role. Raises NotCertified."""
         if number == len(ROLES):
             return self._end()
         name = ROLES[number]

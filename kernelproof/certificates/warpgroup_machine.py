@@ -41,7 +41,8 @@ class Operand(NamedTuple):
 
 
 class WarpgroupMachine(SumSender):
-    """The machine of a role whose warpgroups may execute wgmma."""
+    """The machine of a role whose warpgroups may execute wgmma. Methods raise NotCertified for a product of operands
+    that are not in a stage that the warpgroup holds."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The methods that statements call, by the name of the unit; ``X`` is that of wgmma."""

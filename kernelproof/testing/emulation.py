@@ -124,7 +124,8 @@ class KernelFile:
         return self._opened if self._opened is not None and hasattr(self._opened, name) else None
 
     def call(self, function: str, *args: object) -> int:
-        """Call a function of this file's host code; see ``CudaEmulator.call``."""
+        """Call a function of this file's host code; see ``CudaEmulator.call``. Raises WrongInput if it has none of this
+        name."""
         library = self.function(function)
         if library is None:
             raise WrongInput(f'call: no function {function} in this file; it must be extern "C"')
@@ -307,7 +308,8 @@ class CudaEmulator:
         """Call an extern "C" function of an opened library or of a compiled file's host code, and return its int.
 
         Arrays are pointers to device memory; for a function that takes a pointer to host memory pass
-        ``x.ctypes.data_as(ctypes.c_void_p)``. int is int (long long if it does not fit), float is double.
+        ``x.ctypes.data_as(ctypes.c_void_p)``. int is int (long long if it does not fit), float is double. Raises
+        WrongInput if there is no such function.
         """
         for library in self._libraries:
             if hasattr(library, function):

@@ -52,7 +52,7 @@ class TensorMemoryKernel:
 
     @cached_property
     def products(self) -> tuple[Instruction, ...]:
-        """An iteration of the thread that multiplies: one k-tile."""
+        """An iteration of the thread that multiplies: one k-tile. Raises DisassemblyError if it has no loop over k."""
         if self.loops.main is None:
             raise sass.DisassemblyError(f"{self.function.name}: has no loop over k whose products could be counted")
         return self.loops.main.iteration

@@ -37,8 +37,8 @@ def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ..
 
 
 class _Reader:
-    """Reads tokens from left to right. ``position`` is the number of the next token. Methods raise IndexError if the
-    tokens end too early, which ``all`` turns into a PtxError."""
+    """Reads tokens from left to right. ``position`` is the number of the next token. Methods raise PtxError for tokens
+    that they do not understand, and IndexError if the tokens end too early, which ``all`` turns into a PtxError."""
 
     def __init__(self, text: str, line: int, renames: dict[str, str]) -> None:
         self.text, self.line, self.renames = text, line, renames

@@ -61,7 +61,8 @@ def parse(text: str) -> Module:
 
 
 class _Parser:
-    """Reads a file from left to right. Offsets are those of characters in ``text``, in which comments are blanked."""
+    """Reads a file from left to right. Offsets are those of characters in ``text``, in which comments are blanked.
+    Methods raise PtxError for what they do not understand."""
 
     def __init__(self, text: str) -> None:
         self.original = text

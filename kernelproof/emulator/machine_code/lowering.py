@@ -266,7 +266,7 @@ class Lowering:
         return out
 
     def bits(self, source: Operand, index: int = 0) -> str:
-        """The bits of a register or of a word of a constant bank, without its signs."""
+        """The bits of a register or of a word of a constant bank, without signs. Raises ValueError for a literal."""
         if isinstance(source, Register):
             return ZERO if source.number is None else self._named(source.file, source.number + index)
         if isinstance(source, Constant):
