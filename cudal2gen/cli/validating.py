@@ -51,6 +51,7 @@ Place = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-
 
 
 def _inputs() -> tuple[str, ...]:
+    """The kinds of inputs, for ``--inputs``."""
     from cudal2gen import validator
 
     return validator.INPUTS

@@ -401,6 +401,7 @@ class RayExecutor:
         self._idle.put(actor)
 
     def _drop(self, actor: Any) -> None:
+        """Ends a worker, which gets no further jobs."""
         with self._lock:
             if actor in self._workers:
                 self._workers.remove(actor)

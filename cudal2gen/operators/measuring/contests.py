@@ -149,6 +149,8 @@ class Contest:
         return lambda: run(*next(self._sets))
 
     def _bound(self, device: LaunchDevice, kernel: TableKernel, use: Use) -> tuple[Run, OpenKernel]:
+        """A function that runs a kernel on a set of operands, and the opened kernel. Raises GpuError if the kernel
+        cannot be opened."""
         try:
             handle = self._open_kernel(kernel)
         except ByTorch as why:
@@ -286,6 +288,7 @@ def _copies(device: LaunchDevice, arguments: Arguments) -> Arguments:
 
 
 def _copy(device: LaunchDevice, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in memory of its own, with the same strides and the same elements between its rows."""
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     memory = device.empty(tensor, span)
     memory.copy_(tensor.detach().as_strided((span,), (1,)))

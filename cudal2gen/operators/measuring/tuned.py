@@ -126,6 +126,7 @@ class Store:
         return self._rows_of(table).offers[problem.kind]
 
     def _rows_of(self, table: Table) -> _RowsOfTable:
+        """The maker of a table's rows. That of the last table is kept."""
         if self._rows.table is not table:
             self._rows = _RowsOfTable(table)
         return self._rows

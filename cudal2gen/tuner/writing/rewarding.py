@@ -61,6 +61,7 @@ class KernelScorer:
         ]
 
     def _reward(self, shown: str, problem: str, answer: str) -> float:
+        """The reward of an answer, computed once. See ``_computed_reward``."""
         key = (f"{problem}\n{shown}", answer)
         if key not in self._rewards:
             self._rewards[key] = self._computed_reward(shown, problem, answer)
