@@ -142,10 +142,6 @@ class Replay:
         """The recorded medians in microseconds."""
         return np.array([self.evaluate(record.problem, [record])[0].median_us for record in records])
 
-    def has_trial(self, problem: Problem, record: Record, effort: Effort = "short") -> bool:
-        """Whether ``evaluate`` would answer for a record."""
-        return self._key(problem, record.name, record.model_dump(mode="json"), effort) in self._trials
-
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """The recorded trials. Raises Unrecorded for the first record that has none."""
         trials = []

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -123,29 +123,16 @@ def lessons_path(trials: Path) -> Path:
 
 @dataclass(frozen=True)
 class Memory:
-    """Notes, and the ``file`` of lessons. Without a file lessons are not stored.
-
-    ``excluded``: the m_n_k of problems whose lessons ``recall`` hides. A comparison excludes the held-out problems,
-    because their lessons contain the answers.
-    """
+    """Notes, and the ``file`` of lessons. Without a file lessons are not stored."""
 
     notes: Sequence[Note] = ()
     file: Path | None = None
-    excluded: Collection[str] = field(default_factory=frozenset)
-
-    def excluding(self, problems: Iterable[Problem]) -> Memory:
-        """This memory without the lessons of these problems' sizes, on any GPU and in any layout."""
-        return replace(self, excluded=frozenset(self.excluded) | {problem.mnk for problem in problems})
 
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
         """Notes that cover a problem, the most specific first, with at most about ``budget`` tokens in total."""
         notes: list[Note] = []
         lessons = parse_notes(_text(self.file)) if self.file is not None else ()
-        applicable = [
-            note
-            for note in (*self.notes, *lessons)
-            if note.holds_for(problem) and note.problem.split(" ")[-1] not in self.excluded
-        ]
+        applicable = [note for note in (*self.notes, *lessons) if note.holds_for(problem)]
         for note in sorted(applicable, key=lambda note: note.rank(problem)):
             size = tokens(json.dumps(note.visible))
             if size <= budget:

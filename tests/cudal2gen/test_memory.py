@@ -186,19 +186,6 @@ def test_half_a_lesson_of_a_killed_process_spoils_no_other(tmp_path: Path) -> No
     assert note in lessons.recall(LARGE)
 
 
-def test_held_out_problems_teach_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "lessons.md"
-    lessons = memory.load(path)
-    lessons.learn(won(record(stages=3)))
-    remaining = lessons.excluding([LARGE]).recall(LARGE, 10_000)
-    assert remaining == [note for note in lessons.recall(LARGE, 10_000) if not note.problem]
-    other_gpu = LARGE.model_copy(update={"gpu": "h100"})
-    assert lessons.excluding([other_gpu]).recall(LARGE, 10_000) == remaining, (
-        "the same sizes on a sister GPU tell as much"
-    )
-    assert lessons.excluding([FLAT]).recall(LARGE, 10_000) == lessons.recall(LARGE, 10_000)
-
-
 def test_lessons_are_shown_with_their_trials() -> None:
     assert memory.lessons_path(Path("/r/trials.jsonl")) == Path("/r/trials-lessons.md")
     assert memory.lessons_path(Path("/b/modelled-trials.jsonl")) == Path("/b/modelled-trials-lessons.md")

@@ -151,10 +151,6 @@ class ClusterOrder(SharedMemory):
         if bad.any():
             super()._report_unordered(hazard, bad, tags, granules, doubtful)
 
-    def _over(self, lanes: Array, column: int) -> Array:
-        batch, clocks = self.batch, self.cluster_clocks
-        return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
-
     def participant(self, tag: int, row: int, granule: int, reader: bool, lane: int | None = None) -> Participant:
         """Who made the access of a tag."""
         actor, clocks = tag & ACTOR, self.cluster_clocks

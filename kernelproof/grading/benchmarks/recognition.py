@@ -8,7 +8,6 @@ from typing import Literal
 from kernelproof.ground.errors import WrongInput
 
 Format = Literal["KernelBench", "GPU MODE", "robust-kbench", "FlashInfer-Bench"]
-SOLUTION_CLASS = "ModelNew"
 
 
 def names(text: str) -> set[str]:
