@@ -288,8 +288,8 @@ class _Search:
         return sorted(self._candidate_moves[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:MAX_SEEDS]
 
     def _reduced(self, moves: Fields) -> Fields:
-        """A legal set of moves without those that are not needed, alone or in pairs. Of each remaining move the nearest
-        value is taken that keeps the set legal."""
+        """A legal set of moves without those that are not needed, alone or in pairs. Each remaining move gets the
+        nearest value that keeps the set legal."""
         for dropped in chain(combinations(moves, 1), combinations(moves, 2)):
             remaining = {name: value for name, value in moves.items() if name not in dropped}
             if self._improves(remaining, moves):

@@ -243,8 +243,8 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
     """The latest measurements that satisfy ``predicate``, grouped by their conditions.
 
     Problems whose operands exceed three times the L2 are measured once, since hot and cold are the same for them. They
-    belong to both the hot and the cold group of their protocol. Only if there is neither do they form a group of their
-    own, "exceeded".
+    belong to both the hot and the cold group of their protocol. If there is neither, they form a group of their own,
+    "exceeded".
     """
     by_state: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for measurement in filter(predicate, measurements.latest()):

@@ -108,7 +108,7 @@ class _Matrices:
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches, vector = batches(record, shape, packed), record.element.vector
         rng = np.random.default_rng(seed)
-        # Of each product only the factors of the computed part of D are drawn: A (computed rows,k), B (computed
+        # For each product, only the factors of the computed part of D are drawn: A (computed rows,k), B (computed
         # cols,k).
         products = [
             _draw_factors(record, inputs, len(product_rows), len(self._cols), shape.k, rng)

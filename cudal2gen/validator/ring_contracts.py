@@ -250,7 +250,7 @@ def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Ite
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
     rank, tiles = rank_of(record, place), named("tiles_m") * named("tiles_n") * ctas
     parts = Parts(
-        # Consumers share a tile's vectors of four fp32 sums. Of every 8 columns a thread has one vector.
+        # Consumers share a tile's vectors of four fp32 sums. A thread has one vector in every 8 columns.
         count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
         ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
         tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,

@@ -78,9 +78,9 @@ WIDTHS = ((4, 4), (8, 2))
 # one of the longer ones; the item's tile in the last wave; the first k-tile of an item in its tile.
 CLUSTERS, TAIL, WAVES, STEPS, LEAST, CLUSTER = "grid_x", "tail", "waves", "all_tiles", "least_share", "cluster"
 LONGER, AT, FIRST = "longer", "in_wave", "first_tile"
-# Of a share: the tile and the k-tile in it at which the share begins; its length; its k-tiles in a second tile.
+# Names for a share: the tile and the k-tile in it at which the share begins; its length; its k-tiles in a second tile.
 SHARE_TILE, SHARE_FIRST, LENGTH, OVER = "share_tile", "share_first", "share_length", "share_over"
-# Of an empty item, whose tile does not matter: its tile in the last wave, and where the text finds that tile.
+# Names for an empty item, whose tile does not matter: its tile in the last wave, and where the text finds that tile.
 EMPTY, EMPTY_END, EMPTY_BAND, EMPTY_WIDTH, EMPTY_ALONG = (
     f"empty_{x}" for x in ("tile", "end", "band", "width", "along")
 )

@@ -175,7 +175,7 @@ def divide(a: Any, b: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """As ``divide``, but the remainder."""
+    """The remainder of two integers. Raises NotCertified as ``divide`` does."""
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[1]
     return arithmetic.remainder(a, b)

@@ -68,9 +68,9 @@ def bounds(name: str, size: int) -> dict[tuple[str, ...], tuple[int, int]]:
 def limits(name: str, size: int) -> tuple[Polynomial, ...]:
     """Further polynomials in the parts that are at least 0.
 
-    They say that the remainder modulo 5, 3 * half + rest, is at most 4, and that modulo 7 at most 6. Of the remainder
-    modulo 13 they say that at most one step of QUARTERS is in it, and that the rest is at most 3, or at most 2 after a
-    step.
+    They say that the remainder modulo 5, 3 * half + rest, is at most 4, and that the one modulo 7 is at most 6. They
+    also say that at most one step of QUARTERS is in the remainder modulo 13, and that the rest is at most 3, or at most
+    2 after a step.
     """
     names = parts(name, size)
     if f"{name}_half" in names:

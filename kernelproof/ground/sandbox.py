@@ -120,8 +120,9 @@ def confine(box: Sandbox, files: Container[int], **kept: str) -> None:
     """Confine this process and all that it starts. It must be a forked process with a single thread.
 
     The function returns in a child process; the calling process waits and ends with the same status. The environment
-    keeps only harmless variables and ``kept``. Of the open file descriptors only the numbers in ``files`` stay usable;
-    all others are redirected to /dev/null. Raises ConfinementError if the system has namespaces but refuses a step.
+    keeps only harmless variables and ``kept``. Open file descriptors stay usable only if their numbers are in
+    ``files``; all others are redirected to /dev/null. Raises ConfinementError if the system has namespaces but refuses
+    a step.
     """
     confinable = not namespace_obstacle()
     erase_variables(HOME=SCRATCH, TMPDIR=SCRATCH if confinable else "", **kept)

@@ -90,7 +90,7 @@ def tile_times(problem: Problem) -> dict[tuple[int, int], float]:
 
 
 def _deepest_candidates(problem: Problem) -> Iterator[Record]:
-    """The legal candidates. Of those that differ only in ``stages`` it yields the legal one with the most stages.
+    """The legal candidates. If several differ only in ``stages``, only the one with the most stages is yielded.
 
     On the H100, families propose these in the order of descending stages.
     """

@@ -31,7 +31,7 @@ MMA_SYNC_ISSUE = 0.85
 def frozen_us(record: Record) -> float:
     """The frozen model's time of a record on its own problem and GPU."""
     rates, sms, work = record.target.rates, _usable_sms(record), record.work
-    # Of the busiest SM: how many CTAs it computes, and how many of them at a time.
+    # How many CTAs the busiest SM computes, and how many of them at a time.
     resident = max(1, record.ctas_per_sm(record.estimated_registers))
     ctas_of_busiest: float = ceil_div(record.ctas, sms)
     ctas_at_once = min(ceil_div(record.ctas, sms), resident)

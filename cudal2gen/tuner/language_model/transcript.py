@@ -260,8 +260,8 @@ class History:
         return cls(line for line in read(path) if line.run == run)
 
     def _add(self, exchange: Exchange) -> None:
-        """Counts an exchange and keeps its answer. Of a problem's earlier answers only the roles of their messages are
-        kept."""
+        """Counts an exchange and keeps its answer. From now on only the roles of the messages are kept for the
+        problem's earlier answers."""
         if not exchange.messages:
             return  # a question that was not sent
         self.count(exchange)

@@ -25,7 +25,7 @@ from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
 ALLOWED, FORBIDDEN = 0, 1  # answers to guard.c for an access that has faulted
-# So many accesses outside of every allocation are reported and let pass. The next one ends the program, as on hardware.
+# How many accesses outside of every allocation are reported and let pass. The next one ends the program.
 MAX_STRAY = 64
 
 

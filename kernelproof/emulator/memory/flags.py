@@ -38,8 +38,8 @@ MAX_WRITES = 2048
 MAX_SEQUENCE = 64
 # The most moments that are kept at which a warp has read a place.
 MAX_MARKS = 8
-# A polling reader is given this many of the oldest values, and as many of the newest, one by one. Of those in between
-# it is given every n-th, so that they are not many more than this number.
+# A polling reader is given this many of the oldest values, and as many of the newest, one by one. It is given every
+# n-th value in between, so that they are not many more than this number.
 ONE_BY_ONE = 32
 
 

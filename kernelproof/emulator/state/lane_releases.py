@@ -16,8 +16,8 @@ APART = "another lane of its warp has released, and no __syncwarp() comes before
 class LaneReleases:
     """The releases of a batch's lanes without the rest of their warps.
 
-    Such a release covers all earlier accesses of the lanes that release. Of the warp's other lanes it covers only
-    accesses before the last instruction that all lanes of the warp executed together. ``gathered``, per row and warp,
+    Such a release covers all earlier accesses of the lanes that release. It covers accesses of the warp's other lanes
+    only before the last instruction that all lanes of the warp executed together. ``gathered``, per row and warp,
     has the tick of that instruction plus 1. A warp's clock has the tick of the last release by any of its lanes;
     ``cover`` then says whether the lane that made an access has released it by that tick.
 
