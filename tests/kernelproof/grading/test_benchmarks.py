@@ -142,6 +142,24 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert back[2].values() == 1.0
 
 
+@pytest.mark.parametrize("kind", wire.BITS)
+def test_bits_of_a_tensor_have_the_numbers_that_torch_gives_them(kind: str) -> None:
+    """All patterns of a byte or of 16 bits, and drawn ones of wider types. A bool has 0 and 1."""
+    torch = pytest.importorskip("torch")
+    dtype = np.dtype(wire.BITS[kind])
+    bits = np.random.default_rng(1).integers(0, 256, dtype.itemsize << 16, np.uint8)
+    if dtype.itemsize < 4:
+        bits = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(np.uint8)
+    bits = bits & 1 if kind == "bool" else bits
+    elements = torch.from_numpy(bits.copy()).view(getattr(torch, kind)).reshape(2, -1)
+    expected = (elements.double() if elements.is_floating_point() else elements.long()).numpy()
+    tensor = wire.Tensor(kind, bits.view(dtype).reshape(2, -1))
+    with np.errstate(invalid="ignore"):  # signalling NaN become quiet ones
+        values = tensor.values()
+    np.testing.assert_array_equal(values, expected)
+    assert (values.dtype, tensor.is_float) == (expected.dtype, expected.dtype == np.float64)
+
+
 @pytest.mark.parametrize(
     "data",
     [
