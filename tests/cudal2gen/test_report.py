@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cudal2gen import report
 from cudal2gen.generation import catalog
@@ -114,6 +116,27 @@ def test_the_dispatcher_and_nothing() -> None:
     summary = summarise([Ratio(1.5, 1.2, 1.8)])
     assert summary is not None
     assert (summary.shapes, summary.std, summary.geomean.value) == (1, 0.0, pytest.approx(1.5))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.floats(0.2, 5), st.floats(0.01, 0.5)), min_size=2, max_size=9))
+def test_statistics_of_several_problems_are_those_of_all_of_them(draws: list[tuple[float, float]]) -> None:
+    ratios = [Ratio(value, value * (1 - width), value / (1 - width)) for value, width in draws]
+    summary = summarise(ratios)
+    assert summary is not None
+    logs = [math.log(ratio.value) for ratio in ratios]
+    assert summary.geomean.value == pytest.approx(math.exp(sum(logs) / len(logs)))
+    assert summary.geomean.low <= summary.geomean.value * 1.000001 <= summary.geomean.high * 1.000002
+    # Of the inverse speedups, wins are losses, and the geometric mean is the inverse one.
+    inverse = summarise([Ratio(1 / value, 1 / high, 1 / low) for value, low, high in ratios])
+    assert inverse is not None
+    assert (inverse.wins, inverse.losses) == (summary.losses, summary.wins)
+    assert (inverse.sure_wins, inverse.sure_losses) == (summary.sure_losses, summary.sure_wins)
+    assert inverse.geomean.value == pytest.approx(1 / summary.geomean.value)
+    assert summary.losses == sum(ratio.value < 1 for ratio in ratios) / len(ratios)
+    assert summary.sure_wins == sum(ratio.low > 1 for ratio in ratios) / len(ratios) <= summary.wins
+    squares = sum((ratio.value - summary.mean) ** 2 for ratio in ratios)
+    assert summary.std == pytest.approx(math.sqrt(squares / (len(ratios) - 1)))
 
 
 def test_max_is_the_faster_layout_problem_by_problem() -> None:
