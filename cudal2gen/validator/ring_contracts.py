@@ -291,8 +291,10 @@ def item_bounds(record: TmaRing, item: Item) -> Bounds:
     bounds = common_bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
     bounds[("more",)] = (0, most if item.full else MAX_BAND - 1)
-    # The bands before the item's lie within D, so ``bands`` times the width of a band is at most all tiles across.
-    return bounds | {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
+    # The bands before the item's lie within D, so ``bands`` times the width of a band is at most all tiles across. Of a
+    # full band, ``more`` counts tiles of later bands and is no part of that width.
+    of_width = ("in_band", "in_band_rest") if item.full else ("in_band", "in_band_rest", "more")
+    return bounds | {tuple(sorted(("bands", name))): (0, most) for name in of_width}
 
 
 def _contract(
