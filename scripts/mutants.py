@@ -5,7 +5,8 @@
 A mutant changes one thing in one file: a comparison, an operator, a number, a condition, a returned value. Each is made
 in a copy of the checkout, so nothing here changes. First run the tests that import the mutant's module, since they
 notice most mutants, then those of the package (the "room") that ``TESTS`` names. They run with -x and a limit of time.
-A mutant with which they pass is printed with its place, for a person to judge, since some mutants change nothing.
+The test that fails must pass without the mutant, else the mutant is not counted. A mutant with which all tests pass is
+printed with its place, for a person to judge, since some mutants change nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,9 +142,11 @@ def drawn_mutants(room: str, count: int, generator: random.Random, root: Path = 
 
 
 def room_tests(room: str, root: Path = ROOT) -> list[str]:
-    """The folders and files of the tests of a room, or of the room in which a file or folder lies."""
+    """The files of the tests of a room, or of the room in which a file or folder lies."""
     patterns = next((TESTS[name] for name in TESTS if f"{room}/".startswith(f"{name}/")), [])
-    return [str(path.relative_to(root)) for pattern in patterns for path in sorted(root.glob(pattern))]
+    found = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    files = [file for path in found for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    return [str(file.relative_to(root)) for file in files]
 
 
 def importing_tests(path: Path, root: Path = ROOT) -> list[str]:
@@ -155,33 +160,67 @@ def importing_tests(path: Path, root: Path = ROOT) -> list[str]:
     ]
 
 
-def is_noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
-    """Whether tests fail, or exceed the limit, with a mutant in a copy of the checkout."""
-    target = checkout / mutant.path
-    before = target.read_text()
-    target.write_text(mutant.text)
-    near = importing_tests(mutant.path, checkout)
-    try:
-        return any(not passes(checkout, each, marks) for each in (near, tests) if each)
-    finally:
-        target.write_text(before)
+class Counts(NamedTuple):
+    """How many mutants were judged, and how many of them were noticed."""
+
+    noticed: int = 0
+    judged: int = 0
+
+    def __str__(self) -> str:
+        rate = f" ({self.noticed / self.judged:.0%})" if self.judged else ""
+        return f"{self.noticed} of {self.judged} noticed{rate}"
 
 
-def passes(checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
-    """Whether the tests with each of some marks pass within the limit."""
-    # Processes that tests start in other folders import the copy, too, and not an installed package.
-    variables = os.environ | {"PYTHONPATH": str(checkout)}
-    for mark in marks:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", mark, *tests]
+class Runs:
+    """Runs tests in a copy of the checkout. ``marks``: the tests that are run, by their pytest marks, in this order.
+    ``seconds``: the limit of a run."""
+
+    def __init__(self, checkout: Path, marks: Sequence[str], seconds: float) -> None:
+        self.checkout, self.marks, self.seconds = checkout, marks, seconds
+
+    def is_noticed(self, mutant: Mutant, tests: list[str]) -> bool | None:
+        """Whether a test fails with a mutant, or exceeds the limit. None if that test fails without the mutant, too."""
+        target = self.checkout / mutant.path
+        before = target.read_text()
+        target.write_text(mutant.text)
         try:
-            process = subprocess.run(
-                command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False, env=variables
-            )
+            near = importing_tests(mutant.path, self.checkout)
+            failing = self._first_failing(near, [file for file in tests if file not in near])
+        finally:
+            target.write_text(before)
+        if failing is None:
+            return False
+        name, mark = failing
+        return True if self._failing([name], mark) is None else None
+
+    def _first_failing(self, *sets: list[str]) -> tuple[str, str] | None:
+        """The first test of sets of files that fails, or a file that cannot be imported; and its mark."""
+        for mark, files in ((mark, files) for mark in self.marks for files in sets if files):
+            if (failing := self._failing(files, mark)) is not None:
+                return failing, mark
+        return None
+
+    def _failing(self, tests: list[str], mark: str) -> str | None:
+        """The first of these tests with a mark that fails or exceeds the limit; None if all pass."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", mark, *tests]
+        # Processes that tests start in other folders import the copy, too, and not an installed package. All processes
+        # of a run are one group, so that none outlives the limit.
+        process = subprocess.Popen(
+            command, cwd=self.checkout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
+            env=os.environ | {"PYTHONPATH": str(self.checkout)}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=self.seconds)
         except subprocess.TimeoutExpired:
-            return False
-        if process.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return False
-    return True
+            return tests[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return None
+        names = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.M)
+        return names[0] if names else tests[0]
 
 
 def main() -> int:
@@ -191,31 +230,37 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="leave out the tests that are marked slow")
+    parser.add_argument("--seconds", type=float, default=LIMIT_S, help="limit of a run of tests")
     arguments = parser.parse_args()
     # The quick tests run first: they notice most mutants.
     marks = ["not slow"] if arguments.quick else ["not slow", "slow"]
-    missed = total = 0
+    total = Counts()
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "dist"))
         compileall.compile_dir(checkout, quiet=1)
+        runs = Runs(checkout, marks, arguments.seconds)
         for room in arguments.rooms:
-            tests = room_tests(room)
-            if not tests or not passes(checkout, tests, marks):
-                print(f"{room}: its tests fail without a mutant, or it has none in TESTS", flush=True)
-                missed += 1
-                continue
-            mutants = drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
-            killed = 0
-            for mutant in mutants:
-                if is_noticed(mutant, checkout, tests, marks):
-                    killed += 1
-                else:
-                    print(f"not noticed: {mutant.change}", flush=True)
-            print(f"{room}: {killed} of {len(mutants)}", flush=True)
-            missed, total = missed + len(mutants) - killed, total + len(mutants)
-    print(f"{total - missed} of {total} noticed")
-    return 1 if missed else 0
+            counts = judged(room, drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}")), runs)
+            print(f"{room}: {counts}", flush=True)
+            total = Counts(total.noticed + counts.noticed, total.judged + counts.judged)
+    print(f"all rooms: {total}")
+    return 0 if 0 < total.judged == total.noticed else 1
+
+
+def judged(room: str, mutants: list[Mutant], runs: Runs) -> Counts:
+    """Run a room's tests with each of its mutants, and print those that are not noticed."""
+    tests, noticed, valid = room_tests(room), 0, 0
+    for mutant in mutants:
+        answer = runs.is_noticed(mutant, tests)
+        if answer is None:
+            print(f"not counted, as its test fails without it: {mutant.change}", flush=True)
+            continue
+        valid += 1
+        noticed += answer
+        if not answer:
+            print(f"not noticed: {mutant.change}", flush=True)
+    return Counts(noticed, valid)
 
 
 if __name__ == "__main__":
