@@ -8,6 +8,7 @@ SIGTERM, the supervisor kills the session.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -144,7 +145,7 @@ class Watch:
         self._last_measurement = now
         members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
-        excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
+        excessive = resident > self._nbytes and added_bytes(members, self._end) > self._nbytes
         # Two measurements in a row must agree. If a process ends during one, processes that are read after it count its
         # shared pages a second time.
         twice, self._excessive = self._excessive and excessive, excessive
@@ -156,13 +157,18 @@ def resident_bytes(processes: Iterable[int]) -> int:
     return sum(_memory_sizes(pid)[0] for pid in processes)
 
 
-def added_bytes(processes: Iterable[int]) -> int:
+def added_bytes(processes: Iterable[int], end: float = math.inf) -> int:
     """The memory, in bytes, that some processes have and this one does not. Shared pages count once.
 
-    The measurement is slow. If further processes share this one's memory, the result is a lower bound, which is at
-    least the private memory of the processes.
+    The measurement is slow, and the kernel makes it wait for each fork of a process that forks without end. So it stops
+    at ``end``, a reading of ``time.perf_counter``. The result is then a lower bound. It is one, too, if further
+    processes share this one's memory, but at least the private memory of the processes that were read.
     """
-    maps = [_rollup(pid) for pid in processes]
+    maps = []
+    for pid in processes:
+        if time.perf_counter() > end:
+            break
+        maps.append(_rollup(pid))
     parent = _rollup(os.getpid())
     private = sum(sizes["Private_Clean"] + sizes["Private_Dirty"] for sizes in maps)
     # A page shared by n processes counts 1/n for each, so the share of this process is missing from the sum.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,24 @@ def test_no_limit_of_memory_is_evaded_by_a_process_that_may_not_be_looked_at(mon
         time.sleep(0.05)
     worker.end()
     assert limit == "memory"
+
+
+def test_a_slow_measurement_of_memory_ends_with_the_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the memory of processes that fork without end takes long; the limit of time holds all the same."""
+    reading_s, limit_s = 0.02, 0.3  # seconds; all the processes together would take 20 s
+
+    def read_slowly(pid: int) -> Counter[str]:
+        time.sleep(reading_s)
+        return Counter()
+
+    monkeypatch.setattr(process_tree, "session", lambda leader: range(1000))
+    monkeypatch.setattr(process_tree, "resident_bytes", lambda pids: process_tree.GIB)
+    monkeypatch.setattr(process_tree, "_rollup", read_slowly)
+    begin, watch = time.perf_counter(), process_tree.Watch(os.getpid(), limit_s, 0.2)
+    while not (limit := watch.passed()):
+        time.sleep(reading_s)
+    assert limit == "time"
+    assert time.perf_counter() - begin < 10 * limit_s
 
 
 def test_a_program_answers_with_its_exit_code_and_output() -> None:
