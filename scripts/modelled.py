@@ -3,8 +3,8 @@
     python scripts/modelled.py --gpu b200 --write      renews the unmeasured records of configs/kernels.jsonl
     python scripts/modelled.py --gpu b200 --report     prints their spread, compared with nvidia-matmul-heuristics
 
-The problems are those of the A100's records and, for an H200, products of decoding with few rows. Nothing is measured,
-and tuned records stay as they are. ``origin.source`` says where a record comes from:
+The problems are those of the A100's records and, for an H200 and a B200, products of decoding with few rows. Nothing is
+measured, and tuned records stay as they are. ``origin.source`` says where a record comes from:
 
 - "published H100 choice": tile, cluster and schedule of a published H100 configuration for this problem, where an H200
   record can express them and the model does not find a variant that is faster by the factor ``MAX_PUBLISHED_LOSS``;
@@ -44,6 +44,9 @@ TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and 
 # choice among recorded tiles takes 3 to 4 % longer than the best (docs/timing-model.md), and a tenth for some.
 MAX_PUBLISHED_LOSS = 1.10
 LARGE = 4096  # from these extents on 46 of 57 published H100 kernels share operands in pairs of CTAs
+# A product of decoding reads its weights at the rate of device memory, which few SMs may not reach. So on these GPUs
+# its kernel has at least so many CTAs, if one with so many takes at most MAX_BUSY_LOSS times the best modelled time.
+BUSY_CTAS, MAX_BUSY_LOSS = {"b200": 120}, 1.10
 WIDE = 2048  # from these extents of D on, GPUs other than Hopper take tiles of published kernels: is_wide
 PRESENT_WEIGHT = 2.0  # weight of a problem for a kernel that the catalog has already
 
@@ -51,8 +54,9 @@ PRESENT_WEIGHT = 2.0  # weight of a problem for a kernel that the catalog has al
 MODELLED = ("h200", "rtx4090", "rtx5090", "b200")
 ACCS: tuple[Acc, ...] = ("f32", "f16")
 
-# Products of decoding, for an H200 with fp32 sums: numbers of rows, then (n, k) of mixture-of-experts routers and of
+# Products of decoding, for these GPUs with fp32 sums: numbers of rows, then (n, k) of mixture-of-experts routers and of
 # linear layers of models of 7B to 70B: q, k and v in one product, output, gate and up in one, down.
+DECODING = ("h200", "b200")
 DECODE_ROWS = (1, 8, 16, 32, 64)
 FEW_ROWS = DECODE_ROWS[:3]
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
@@ -68,7 +72,7 @@ def variants(problem: Problem) -> Iterator[Record]:
     origin = {"source": SOURCE, "structure": "modelled", "changed": []}
     raster = _raster(problem)
     tiles: set[str] = set()
-    for fields in space.proposals(problem):
+    for fields in proposals(problem):
         if not GPUS[problem.gpu].capability.has_wgmma and fields.get("prefetch", PREFETCHES[0]) != PREFETCHES[0]:
             continue  # the model does not see the order of loads, so only the first kind is proposed
         # Of candidates that differ only in stages, the first is kept, which has the most. All are kept for mma.sync on
@@ -84,6 +88,16 @@ def variants(problem: Problem) -> Iterator[Record]:
         tiles.add(tile)
         if not (record.spill_remarks or _spills(record) or _idles(record) or _unlikely(record)):
             yield record
+
+
+def proposals(problem: Problem) -> Iterator[dict[str, Any]]:
+    """The proposals of all families. For products of decoding also kernels of tcgen05 that share out the last wave,
+    which the tuner does not try: all SMs then work on a few tiles."""
+    for fields in space.proposals(problem):
+        yield fields
+        static = fields.get("split_k") == 1 and "scheduler" not in fields
+        if static and fields["family"] == "sm100_tcgen05" and decodes(problem):
+            yield fields | {"stream_k": True}
 
 
 def _raster(problem: Problem) -> dict[str, Any]:
@@ -152,13 +166,16 @@ def plainness(record: Record) -> tuple[Any, ...]:
     )
 
 
-def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
+def merits(record: Record) -> tuple[int, bool, bool, bool, bool, bool]:
     """The part of ``plainness`` that counts more than how many problems share a kernel: little padding, enough SMs
-    for the memory's rate, MMAs that hide a warp's instructions, a pair of CTAs for large problems, no predication."""
+    for the memory's rate, MMAs that hide a warp's instructions, a pair of CTAs for large problems, no predication, and
+    no shared last wave of tcgen05, which ``cudal2gen prove`` does not cover."""
     padding = round(math.log2(1 + record.padding_waste))
     large = min(record.m, record.n, record.k) >= LARGE
     predicated = isinstance(record, Sm80Multistage) and record.predicated and not record.target.capability.has_wgmma
-    return (padding, underuses_memory(record), exposes_issue(record), large and record.cluster_ctas != 2, predicated)
+    paired = not large or record.cluster_ctas == 2
+    unproven = record.shares_last_wave and record.target.capability.has_tcgen05
+    return (padding, underuses_memory(record), exposes_issue(record), not paired, predicated, unproven)
 
 
 def near_best(problem: Problem) -> list[Record]:
@@ -166,15 +183,18 @@ def near_best(problem: Problem) -> list[Record]:
 
     If some variants within ``MAX_PUBLISHED_LOSS`` of the best are published choices (``is_published``), only these
     count; if there are none, only those with tiles of published kernels (``is_wide``). For products of decoding, in
-    which every kernel follows another one, only variants count that can overlap with the kernel before.
+    which every kernel follows another one, only variants count that can overlap with the kernel before. On a GPU of
+    ``BUSY_CTAS`` only those count that leave few SMs idle (``idles_sms``), if some are within ``MAX_BUSY_LOSS`` of the
+    best.
     """
     offered = [record for record in variants(problem) if overlaps(record) or not decodes(problem)]
     times = {record: model.estimate(record).us for record in offered}
     least = min(times.values())
     published = [record for record in offered if is_published(record) and times[record] <= MAX_PUBLISHED_LOSS * least]
     wide = [record for record in offered if is_wide(record) and times[record] <= MAX_PUBLISHED_LOSS * least]
-    if published or wide:
-        times = {record: times[record] for record in published or wide}
+    busy = [record for record in offered if not idles_sms(record) and times[record] <= MAX_BUSY_LOSS * least]
+    if preferred := published or wide or (busy if decodes(problem) and problem.gpu in BUSY_CTAS else []):
+        times = {record: times[record] for record in preferred}
         least = min(times.values())
     near = sorted((record for record, us in times.items() if us <= TIE * least), key=plainness)
     source = PUBLISHED_SOURCE if published else SOURCE
@@ -187,7 +207,8 @@ def near_best(problem: Problem) -> list[Record]:
 
 def decodes(problem: Problem) -> bool:
     """Whether a problem is one of the products of decoding."""
-    return problem.gpu == "h200" and (problem.m, problem.n, problem.k) in DECODE
+    chosen_alike = problem.gpu in DECODING and (problem.acc == "f32" or problem.gpu == "h200")
+    return chosen_alike and (problem.m, problem.n, problem.k) in DECODE
 
 
 @cache
@@ -236,9 +257,11 @@ def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
 
 
 def kept_offers(own: Record | None, offers: list[Record]) -> list[Record]:
-    """The catalog's own record alone if it is among a problem's offers, else all offers. A record that the model cannot
-    tell from its best is not replaced, so that the proofs of its kernel remain useful."""
-    return [own] if own in offers else offers
+    """The catalog's own record alone if it is among a problem's offers, else the offers with its kernel, else all. A
+    kernel that the model cannot tell from its best is not replaced, so that its proofs remain useful."""
+    if own in offers:
+        return [own]
+    return [offer for offer in offers if own and offer.name == own.name] or offers
 
 
 def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
@@ -261,8 +284,14 @@ def underuses_memory(record: Record) -> bool:
     """Whether device memory bounds a record that leaves SMs idle. Too few SMs may not reach the rate of device memory,
     but the model assumes that they do."""
     bounds = model.estimate(record).bounds_us
-    idle = record.ctas < record.target.sms and not record.shares_last_wave
-    return idle and max(bounds, key=bounds.__getitem__) == "device memory"
+    return idles_sms(record) and max(bounds, key=bounds.__getitem__) == "device memory"
+
+
+def idles_sms(record: Record) -> bool:
+    """Whether a record has fewer CTAs than SMs; for products of decoding, fewer than ``BUSY_CTAS``."""
+    sms = record.target.sms
+    enough = BUSY_CTAS.get(record.gpu, sms) if decodes(record.problem) else sms
+    return record.ctas < enough and not record.shares_last_wave
 
 
 def exposes_issue(record: Record) -> bool:
@@ -284,10 +313,10 @@ def overlapping(record: Record) -> Record:
 
 
 def problems(gpu: str) -> Iterator[Problem]:
-    """The problems of the A100's records, for another GPU, and for an H200 the products of decoding."""
+    """The problems of the A100's records, for another GPU, and for some the products of decoding."""
     grid = {(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"}
     for acc in ACCS:
-        for m, n, k in sorted(grid.union(DECODE) if (gpu, acc) == ("h200", "f32") else grid):
+        for m, n, k in sorted(grid.union(DECODE) if gpu in DECODING and acc == "f32" else grid):
             yield Problem(gpu=gpu, acc=acc, layout="tn", m=m, n=n, k=k)
 
 

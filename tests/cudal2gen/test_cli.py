@@ -347,7 +347,7 @@ def test_a_model_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:
     path = Path(own_catalog["CUDAL2GEN_CATALOG"])
     path.write_text(path.read_text()[:-100])
-    assert f"{path}:11057: " in error("list", env=own_catalog)
+    assert f"{path}:11114: " in error("list", env=own_catalog)
 
 
 def test_no_compiler_is_exit_code_3() -> None:
@@ -361,7 +361,7 @@ def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0
-    assert answer["catalog"]["detail"].startswith("11057 records")
+    assert answer["catalog"]["detail"].startswith("11114 records")
     assert answer["compile"]["ok"]
     assert answer["disassemble"]["detail"].startswith("nvdisasm (")
     assert answer["emulate"]["detail"].startswith("kernels run on the CPU, by ")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,16 @@ import pytest
 
 from cudal2gen import places
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse, revise
+from cudal2gen.kernel import (
+    IllegalRecord,
+    Problem,
+    Record,
+    Sm90Wgmma,
+    Sm100Tcgen05,
+    ceil_div,
+    parse,
+    revise,
+)
 from cudal2gen.timing import model
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import GPUS
@@ -273,27 +283,35 @@ def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: s
 def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     sizes = {(record.m, record.n, record.k) for record in own if record.gpu == "a100"}
-    for acc in ("f16", "f32"):
-        selected = [record for record in own if (record.gpu, record.acc, record.layout) == ("h200", acc, "tn")]
+    for gpu, acc in product(modelled.DECODING, ("f16", "f32")):
+        selected = [record for record in own if (record.gpu, record.acc, record.layout) == (gpu, acc, "tn")]
         decode = set(modelled.DECODE) if acc == "f32" else set()
         assert {(record.m, record.n, record.k) for record in selected} == sizes | decode
         assert len({record.name for record in selected}) <= 340
 
 
 @pytest.mark.slow
-def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
-    """Few rows of D lie along the columns of a wgmma, CTAs share the k of a router's few tiles, and kernels overlap."""
+@pytest.mark.parametrize(("gpu", "family"), [("h200", Sm90Wgmma), ("b200", Sm100Tcgen05)])
+def test_products_of_decoding_have_records_that_any_fewer_rows_take(
+    modelled: ModuleType, gpu: str, family: type[Sm90Wgmma | Sm100Tcgen05]
+) -> None:
+    """Few rows of D lie along the columns of an instruction, CTAs share the k of a router's few tiles, and kernels
+    overlap."""
     path = places.shipped("configs") / "kernels.jsonl"
-    own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
+    own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == (gpu, "f32", "tn")}
     for m, n, k in modelled.DECODE:
         record = own[m, n, k]
-        assert isinstance(record, Sm90Wgmma)
+        assert isinstance(record, family)
         assert record.swap_ab or m > 16
         assert record.split_k > 1 or record.stream_k or (n, k) not in modelled.ROUTERS
         assert record.pdl
+        if gpu == "b200":
+            steps = ceil_div(k, record.bk) if record.stream_k else 1
+            # A router of 256 columns has 112 k-tiles of 128 for all CTAs.
+            assert min(record.ctas * steps, record.target.sms) >= (112 if n == 256 else 120)
         for rows in {m - 1, (m + 1) // 2 + 1} - {0}:
             larger = min(row for row in modelled.DECODE_ROWS if row >= rows)
-            problem = Problem(gpu="h200", acc="f32", layout="tn", m=rows, n=n, k=k)
+            problem = Problem(gpu=gpu, acc="f32", layout="tn", m=rows, n=n, k=k)
             assert catalog.find(problem, path).record.code() == own[larger, n, k].code()
 
 
