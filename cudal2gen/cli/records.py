@@ -32,7 +32,7 @@ MEANINGS = {  # the meaning of each fact that ``show`` prints; families add fact
     "smem_limit_bytes": "the most that a CTA has on this GPU, bytes",
     "registers_estimated": "registers of a thread, from the tile",
     "registers": "registers of a thread, by ptxas; null until 'cudal2gen build'",
-    "ctas": "CTAs of a launch",
+    "ctas": "tiles of D, counted once for each slice of k",
     "ctas_per_sm": "CTAs that an SM holds at a time",
     "waves": "ctas over those that the GPU holds at a time",
     "padding_waste": "work on padding over the useful work",
