@@ -68,13 +68,15 @@ class Difference(Exception):
 
 
 def verdict_records(others: Path | None = None) -> list[Record]:
-    """A record of each binary that may have a verdict: the catalog's, those that it replaced, those that stand in for
-    bf16 operands and on an RTX 3090, and the others."""
+    """A record of each binary that may have a verdict: the catalog's, those that it replaced, those of both that
+    stand in for bf16 operands, those on an RTX 3090, and the others."""
     records = catalog.load(places.shipped("configs") / "kernels.jsonl") + published.replaced()
     records += [parse(line) for line in others.read_text().splitlines()] if others else []
     for gpu in ("h200", "a100"):
         for layout in ("tn", "nn"):
             records += catalog.library(gpu, "f32", layout, ab="bf16", d="same")
+    for layout in ("tn", "nn"):
+        records += catalog.library("a100", "f32", layout, path=published.replaced_path(), ab="bf16", d="same")
     records += catalog.library("rtx3090", "f16", "tn")  # it has no fp16 sums of its own, so the A100's stand in
     # Equal names and launches have equal texts, which tests/cudal2gen/test_renderer.py shows.
     return list({(record.name, record.launch.write()): record for record in records}.values())

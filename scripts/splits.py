@@ -1,12 +1,14 @@
 """Chooses where kernels published for the A100 split k, which they were published without.
 
     python scripts/splits.py SPEEDUPS             prints the choices
+    python scripts/splits.py SPEEDUPS --acc f32   prints those with fp32 sums
     python scripts/splits.py SPEEDUPS --write     writes them to configs/kernels.jsonl
     python scripts/splits.py --recordings FOLDER  compares modelled gains of a split with recorded timings
 
 ``SPEEDUPS`` is the folder eval_results of github.com/deepreinforce-ai/CUDA-L2, ``FOLDER`` has the unpacked archives of
 github.com/AlnisM/autoheuristic-datasets. A published kernel gets ``split_k`` and no other change, if
 
+- a record stands for it exactly, so that its published speed is that of the record;
 - in both published modes it is slower than cuBLASLt's fastest algorithm, which may split k;
 - without the split it takes at least ``MIN_GAIN`` times as long, by the timing model's cheap form and by machine code;
 - the partial sums fit in the part of the L2 that the model gives to them.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean
@@ -34,7 +36,8 @@ from cudal2gen.timing.evidence.speedups import BASELINES, MODES, NAMES, code_us,
 from cudal2gen.timing.model.code import L2_SHARE
 from cudal2gen.timing.recordings import autoheuristic, triton
 
-KIND = ("a100", "f16")  # GPU and accumulator of the records that may split k
+GPU = "a100"  # whose records may split k
+ACCS = ("f16", "f32")  # accumulators of these records
 VENDOR = BASELINES["cuBLASLt-AutoTuning"]
 SLICES = (2, 4, 8, 16)  # powers of two: a proof does not know quotients by other numbers
 RECORDED_SLICES = (*SLICES, 3, 6, 12)  # what may be gained on recorded tiles, which are not proven
@@ -62,10 +65,11 @@ class Split(NamedTuple):
 
 
 def slower_than_vendor(records: Iterable[Record], tables: Tables) -> list[Record]:
-    """The records without a split whose published kernels are slower than the vendor's in each of the ``tables``."""
+    """The exact records without a split whose published kernels are slower than the vendor's in each of ``tables``."""
     return [
         record for record in records
-        if record.split_k == 1 and all(table.get(record.mnk, math.inf) < 1 for table in tables)
+        if (record.split_k, record.origin.structure) == (1, "exact")
+        and all(table.get(record.mnk, math.inf) < 1 for table in tables)
     ]  # fmt: skip
 
 
@@ -116,10 +120,12 @@ def _built_us(record: Record) -> float:
     return us
 
 
-def write(chosen: Sequence[Split]) -> None:
-    """Puts the splits into the catalog, and the records that they replace beside it."""
+def write(chosen: Sequence[Split], accs: Container[str]) -> None:
+    """Puts the splits into the catalog, and the records that they replace beside it. Earlier splits of the same
+    accumulators that are not chosen again go back to the published records."""
     new = {item.split.problem: item.split for item in chosen}
-    former = {record.problem: record for record in published.replaced()}
+    earlier = published.replaced()
+    former = {record.problem: record for record in earlier if record.acc in accs}
     former |= {item.published.problem: item.published for item in chosen}
     kept = [record for record in catalog.load() if record.origin.structure == "tuned" or record.problem not in former]
     tuned = {record.problem for record in kept}
@@ -127,7 +133,9 @@ def write(chosen: Sequence[Split]) -> None:
         [*kept, *(new.get(problem, record) for problem, record in former.items() if problem not in tuned)],
         places.editable_catalog(),
     )
-    catalog.save([record for problem, record in former.items() if problem in new], published.replaced_path())
+    others = [record for record in earlier if record.acc not in accs]
+    replaced = [record for problem, record in former.items() if problem in new]
+    catalog.save([*others, *replaced], published.replaced_path())
 
 
 class RecordedGain(NamedTuple):
@@ -174,36 +182,43 @@ def print_recorded(gains: Sequence[RecordedGain]) -> None:
             print(f"| {low} to {high} | {len(row)} | {modelled:.3f} | {recorded:.3f} | {share:.2f} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("speedups", type=Path, nargs="?", help="the folder of published speedups")
-    parser.add_argument("--recordings", type=Path, help="the folder of recorded timings")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    if options.recordings:
-        print_recorded(recorded_gains(options.recordings, KIND[0]))
-    if not options.speedups:
-        return
-    name = NAMES[KIND]
-    tables = [
-        {
-            mnk: row[VENDOR]
-            for mnk, row in speedup_table(options.speedups / f"cuda_l2_{name}_speedup_{mode}.csv").items()
-        }
-        for mode in MODES
-    ]
-    records = [record for record in published.structures() if (record.gpu, record.acc) == KIND]
+def considered(folder: Path, acc: str) -> list[Split]:
+    """The choices for the records with an accumulator, after printing the gains of all of them and the choices.
+
+    ``folder``: of the published speedups.
+    """
+    files = [folder / f"cuda_l2_{NAMES[GPU, acc]}_speedup_{mode}.csv" for mode in MODES]
+    tables = [{mnk: row[VENDOR] for mnk, row in speedup_table(path).items()} for path in files]
+    records = [record for record in published.structures() if (record.gpu, record.acc) == (GPU, acc)]
     print_recorded(published_gains(records, tables[0]))
     chosen = choose(records, tables)
     for item in chosen:
         gains = " ".join(f"{gain:.3f}" for gain in item.gains)
-        print(f"{item.split.mnk} split_k={item.split.split_k} gains {gains}, published {tables[0][item.split.mnk]:.3f}")
-    print(f"{len(chosen)} of {len(records)}")
+        speeds = " ".join(f"{table[item.split.mnk]:.3f}" for table in tables)
+        print(f"{item.split.mnk} split_k={item.split.split_k} gains {gains}, published {speeds}")
+    print(f"{len(chosen)} of {len(records)} with {acc} sums")
     if chosen:
-        means = [geometric_mean(column) for column in zip(*(item.gains for item in chosen), strict=True)]
-        print("geometric means:", " ".join(f"{mean:.3f}" for mean in means))
+        columns = [*zip(*(item.gains for item in chosen), strict=True)]
+        columns += [tuple(table[item.split.mnk] for item in chosen) for table in tables]
+        print("geometric means:", " ".join(f"{geometric_mean(column):.3f}" for column in columns))
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("speedups", type=Path, nargs="?", help="the folder of published speedups")
+    parser.add_argument("--acc", choices=ACCS, help="only records with this accumulator")
+    parser.add_argument("--recordings", type=Path, help="the folder of recorded timings")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    if options.recordings:
+        print_recorded(recorded_gains(options.recordings, GPU))
+    if not options.speedups:
+        return
+    accs = [acc for acc in ACCS if options.acc in (None, acc)]
+    chosen = [split for acc in accs for split in considered(options.speedups, acc)]
     if options.write:
-        write(chosen)
+        write(chosen, accs)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ PAIRS = [(record, catalog.own(record.problem)) for record in published.replaced(
 
 
 def tall(**fields: object) -> Record:
-    """A record of few tiles and a large k."""
-    return multistage(m=128, n=128, k=16384, **fields)
+    """A record of few tiles and a large k, whose structure was published."""
+    published_exactly = {"source": "test", "structure": "exact", "changed": []}
+    return multistage(**({"m": 128, "n": 128, "k": 16384, "origin": published_exactly} | fields))
 
 
 def test_a_replaced_record_differs_from_the_published_one_by_its_slices() -> None:
-    assert len(PAIRS) == 40
+    assert Counter((record.gpu, record.acc) for record, _ in PAIRS) == {("a100", "f16"): 40, ("a100", "f32"): 40}
     for before, after in PAIRS:
         assert after is not None
         assert (before.origin.structure, after.origin.structure) == ("exact", "modelled")
@@ -80,6 +81,25 @@ def test_a_kernel_that_is_faster_than_the_vendors_somewhere_keeps_its_structure(
     assert splits.slower_than_vendor([record], [slower, faster]) == []
     assert splits.slower_than_vendor([record], [slower, {}]) == []
     assert splits.slower_than_vendor([tall(split_k=2)], [slower, slower]) == []
+    nearest = tall(origin={"source": "test", "structure": "nearest", "changed": ["acc"]})
+    assert splits.slower_than_vendor([nearest], [slower, slower]) == [], "the published speed is another kernel's"
+
+
+def test_splits_of_one_accumulator_are_written_without_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The fp32 splits are chosen anew, all but one; those with fp16 sums stay."""
+    own, beside = tmp_path / "kernels.jsonl", tmp_path / "records.jsonl"
+    catalog.save([after for _, after in PAIRS if after is not None], own)
+    catalog.save([before for before, _ in PAIRS], beside)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(own))
+    monkeypatch.setattr(published, "replaced_path", lambda: beside)
+    f32 = [splits.Split(before, after, (2.0, 2.0)) for before, after in PAIRS if after and after.acc == "f32"]
+    splits.write(f32[1:], {"f32"})
+    assert [record.split_k == 1 for record in catalog.load(own)].count(True) == 1
+    assert f32[0].published in catalog.load(own)
+    assert f32[0].published not in catalog.load(beside)
+    assert len(catalog.load(beside)) == len(PAIRS) - 1
 
 
 def test_the_split_that_gains_most_by_the_less_favourable_form_is_chosen() -> None:
