@@ -397,6 +397,39 @@ def test_a_program_within_walls_is_limited_and_its_end_is_told() -> None:
     assert end("sh", "-c", "sleep 100 & echo out")[1] == "out\n"
 
 
+@pytest.mark.parametrize("inner_is_writable", [False, True])
+def test_a_program_sees_what_it_may_read_and_changes_what_it_may_write(tmp_path: Path, inner_is_writable: bool) -> None:
+    """A readable folder, one inside it, a writable one, a readable file, a link to a folder, and what is hidden."""
+    outer, inner, written, hidden = (tmp_path / name for name in ("outer", "outer/inner", "written", "hidden"))
+    for folder in (outer, inner, written, hidden):
+        folder.mkdir()
+        (folder / "file").write_text("content")
+    (tmp_path / "single").write_text("content")
+    (tmp_path / "link").symlink_to(hidden if inner_is_writable else outer)
+    shown = (outer, tmp_path / "single", tmp_path / "missing", *(() if inner_is_writable else (tmp_path / "link",)))
+    writable = (written, inner) if inner_is_writable else (written,)
+    box = sandbox.Sandbox(tuple(map(str, shown)), tuple(map(str, writable)))
+    files = [
+        outer / "file",
+        inner / "file",
+        written / "file",
+        tmp_path / "single",
+        tmp_path / "link/file",
+        hidden / "file",
+    ]
+    script = "\n".join(
+        f'cat "{file}" >/dev/null 2>&1; printf $?; (echo changed > "{file}") 2>/dev/null; echo -n $?" "'
+        for file in files
+    )
+    done = subprocess.run(sandbox.command(box, ("sh", "-c", script)), capture_output=True, text=True, check=False)
+    is_shown = [True, True, True, True, not inner_is_writable, False]
+    is_changed = [False, inner_is_writable, True, False, False, False]
+    answers = done.stdout.split()
+    assert [answer[0] == "0" for answer in answers] == is_shown
+    assert [answer[1:] == "0" for answer in answers] == is_changed
+    assert [file.read_text() == "changed\n" for file in files] == is_changed
+
+
 def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
     """This also holds without a sandbox: a daemon in a new session is found while its parent lives."""
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\nelse:\n    print('', flush=True)\ntime.sleep(60)"

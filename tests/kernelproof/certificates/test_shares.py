@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from kernelproof.certificates import NotCertified
 from kernelproof.certificates.pipelines import Parts
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.share import LANES, VECTOR, WARPS, Share
@@ -64,3 +65,47 @@ def test_iterations_begin_with_every_vector_once(columns: int, rows: int, togeth
         }
         found += begins.values()
     assert sorted(found) == list(range(columns * rows))
+
+
+def stored_share(element: int) -> tuple[Share, tuple[Polynomial, Polynomial, Polynomial, Polynomial]]:
+    """A warpgroup's share of a stored tile, where the sum at place (v * THREADS + t) * VECTOR + e of a slab is that of
+    row t and column 4 * v + e; and what ``check_place`` is asked about sum ``element`` of any vector."""
+    whole = share(False)
+    vectors, threads, elements = np.meshgrid(np.arange(VECTORS), np.arange(THREADS), np.arange(VECTOR), indexing="ij")
+    whole.slab.rows[:], whole.slab.cols[:] = threads.ravel(), (4 * vectors + elements).ravel()
+    place = (whole.vector * THREADS + whole.number_in_group) * VECTOR + element
+    return whole, (whole.vector, place, whole.number_in_group, whole.vector * 4 + element)
+
+
+@pytest.mark.parametrize("element", range(VECTOR))
+def test_a_sum_comes_from_its_own_place(element: int) -> None:
+    whole, question = stored_share(element)
+    whole.check_place(*question)
+    whole.check_place(*question)
+    assert whole.vector_of(question[1])[1] == element
+    assert whole.vector_of(question[1])[0].equals(whole.vector)
+    vector, place, row, col = question
+    for wrong in (
+        (vector, place + 4, row, col), (vector, place, row + 1, col), (vector, place, row, col + 1),
+        (vector, place + VECTOR * THREADS * VECTORS, row, col), (vector, place - VECTOR * THREADS, row, col),
+    ):  # fmt: skip
+        with pytest.raises(NotCertified):
+            stored_share(element)[0].check_place(*wrong)
+    with pytest.raises(NotCertified):
+        whole.vector_of(place + VECTOR)
+    # Vectors behind the tile's last one are loaded, but never stored.
+    behind = VECTOR * THREADS * VECTORS
+    whole.check_place(vector + VECTORS, place + behind, row, col)
+
+
+@pytest.mark.parametrize("place", [0, 1, 4 * 100 + 1, 4 * 127 + 3, 4 * (THREADS * (VECTORS - 1) + 127) + 2])
+def test_a_single_wrong_place_of_a_slab_is_found(place: int) -> None:
+    for contents in ("rows", "cols"):
+        whole, question = stored_share(place % VECTOR)
+        getattr(whole.slab, contents)[place] += 1
+        with pytest.raises(NotCertified):
+            whole.check_place(*question)
+    # A place of the other warpgroup's threads does not matter.
+    whole, question = stored_share(2)
+    whole.slab.rows[4 * 200 + 2] += 1
+    whole.check_place(*question)
