@@ -20,7 +20,7 @@ import pytest
 from kernelproof.checking.plan import LaunchEntry
 from kernelproof.emulator import RULES
 from kernelproof.ground.errors import WrongInput
-from kernelproof.mcp_server import pages
+from kernelproof.mcp_server import answers, pages
 from kernelproof.mcp_server.requests import Request
 from tests.draws import THOROUGH
 from tests.packages import require
@@ -157,6 +157,24 @@ def test_pages_of_a_report() -> None:
     assert text.endswith(f"Also named: {', '.join(list(RULES)[3:5])}\n")
     with pytest.raises(WrongInput, match="no rule in 'a cluster of registers'"):
         pages.pages("a cluster of registers")
+
+
+def test_an_answer_names_a_text_without_a_file_by_the_name_of_kernels(tmp_path: Path) -> None:
+    """A file that was named keeps its name, and options are those of a request in either case."""
+    text, path = "__global__ void unique() {}", tmp_path / "own.cu"
+    path.write_text(text)
+    launches = [LaunchEntry(entry="unique", block=1)]
+    limits: dict[str, Any] = {"seconds": 1, "gib": 1, "roots": [tmp_path], "launches": launches}
+    sent, named = Request(source=text, **limits), Request(path=str(path), **limits)
+    stored = answers._file(sent)
+    assert stored.read_text() == text
+    assert answers._file(named) == path
+    message = f"{stored}:1 and {path}:1, with --timeout"
+    assert answers._in_words_of_requests(message, sent) == f"kernel.cu:1 and {path}:1, with seconds"
+    assert answers._in_words_of_requests(message, named) == f"{stored}:1 and {path}:1, with seconds"
+    for wrong in (Request(**limits), Request(source=text, path=str(path), **limits)):
+        with pytest.raises(WrongInput):
+            answers._file(wrong)
 
 
 def test_options_choose_device_code_only(tmp_path: Path) -> None:

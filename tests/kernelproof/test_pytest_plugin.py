@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kernelproof.checking import compilation
 from kernelproof.ground import places, toolchain
-from kernelproof.testing import emulation  # noqa: F401 - sessions in this process leave what it had imported
+from kernelproof.ground.errors import WrongInput
+from kernelproof.testing import emulation  # sessions in this process leave what it had imported
 
 pytest_plugins = ["pytester"]
 
@@ -41,6 +45,45 @@ extern "C" int run(const float *x, float *y, int n, int excess) {
   return cudaDeviceSynchronize();
 }
 """
+
+
+def test_an_option_of_the_mark_changes_itself_alone() -> None:
+    plain = emulation.MarkOptions(None, adverse=False, allow=(), counters=False, triton=None)
+    assert emulation.MarkOptions.of({}) == emulation.MarkOptions() == plain
+    given: dict[str, Any] = {"device": "h200", "adverse": 1, "allow": "shared-race", "counters": True, "triton": 0}
+    kept = given | {"adverse": True, "allow": ("shared-race",), "triton": False}
+    for name, value in given.items():
+        assert emulation.MarkOptions.of({name: value}) == replace(plain, **{name: kept[name]})
+    assert emulation.MarkOptions.of(given) == emulation.MarkOptions(**kept)
+    assert emulation.MarkOptions.of({"allow": ["shared-race", "trap"]}).allow == ("shared-race", "trap")
+    for wrong in ({"nothing": 1}, {"allow": "nothing"}, {"allow": 5}, {"device": "nothing"}):
+        with pytest.raises(WrongInput):
+            emulation.MarkOptions.of(wrong)
+    assert plain.target is None
+    assert emulation.MarkOptions.of(given).target is not None
+
+
+def test_a_function_of_a_file_is_that_of_its_host_code_compiled_once() -> None:
+    opened: list[Path] = []
+    calls: list[tuple[Any, ...]] = []
+    library = SimpleNamespace(run=1)
+
+    def open_library(path: Path) -> Any:
+        opened.append(path)
+        return library
+
+    fake: Any = SimpleNamespace(
+        open_library=open_library, call_in=lambda *arguments: calls.append(arguments) or len(calls)
+    )
+    program: Any = SimpleNamespace(kernels={})
+    file = emulation.KernelFile(fake, program, lambda: Path("host.so"))
+    assert [file.call("run", 5), file.call("run", 6)] == [1, 2]
+    assert calls == [(library, "run", (5,)), (library, "run", (6,))]
+    assert (file.function("other"), opened) == (None, [Path("host.so")])
+    for each in (file, emulation.KernelFile(fake, program)):
+        with pytest.raises(WrongInput):
+            each.call("other")
+    assert opened == [Path("host.so")]
 
 
 @pytest.fixture(scope="module")

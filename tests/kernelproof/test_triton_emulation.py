@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ triton = pytest.importorskip("triton")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from examples import triton_kernels  # noqa: E402
+from kernelproof.emulator.hopper.mbarrier import UNFENCED  # noqa: E402
+from kernelproof.triton_emulation import copies  # noqa: E402
+from kernelproof.triton_emulation.session import TritonLaunch  # noqa: E402
 
 # The architectures that Triton compiles for here.
 DEVICES = ("sm_80", "sm_90")
@@ -39,6 +43,41 @@ def seed() -> None:
 def near(actual: Any, expected: Any, relative: float) -> bool:
     """Whether two tensors agree, relative to the largest element."""
     return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
+
+
+# A kernel of Triton's compiler: %p1 guards the load of an element, %p2 the store of a value that is computed from it.
+COPY = """
+@%p1 ld.global.b32 {%r1}, [ %rd1 + 0 ];
+add.s32 %r2, %r1, 1;
+@%p2 st.global.b32 [ %rd1 + 0 ], { %r2 };
+"""
+
+
+def test_only_findings_in_code_of_the_compiler_are_left_out() -> None:
+    """A fence that Triton omits, and loads of an element that another thread stores, if nothing else uses them."""
+
+    def report(kind: str, message: str, other: int | None = None) -> Any:
+        side = SimpleNamespace(site=SimpleNamespace(line=other))
+        return SimpleNamespace(
+            kind=kind, message=message, access=SimpleNamespace(site=SimpleNamespace(line=4)), other=other and side
+        )
+
+    def launch(ptx: str, *reports: Any) -> TritonLaunch:
+        result: Any = SimpleNamespace(reports=list(reports))
+        return TritonLaunch("k", ptx, 4, 1, 0, result)
+
+    benign = copies.SAME_CTA_MESSAGE
+    unfenced, race = report("mbarrier", f"x {UNFENCED}"), report("global-race", benign, 2)
+    own = [report("mbarrier", "x"), report("global-race", f"x {UNFENCED}"), report("global-race", "x", 2),
+           report("global-race", benign), report("global-race", benign, 3)]  # fmt: skip
+    found = launch(COPY, *own, unfenced, race)
+    assert (found.reports, found.compiler_reports) == (own, [unfenced, race])
+    for before, after in (
+        ("%p2", "%p1"), ("[ %rd1 + 0 ], {", "[ %rd1 + 4 ], {"), ("add.s32 %r2, %r1, 1;", "st.shared.b32 [%r9], %r1;"),
+        ("1;", "1;\nsetp.eq.s32 %p3, %r2, 1;"),
+    ):  # fmt: skip
+        assert COPY.replace(before, after) != COPY
+        assert launch(COPY.replace(before, after), race).reports == [race]
 
 
 @pytest.mark.slow

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from kernelproof.emulator import Device
 from kernelproof.grading import Limits
 from kernelproof.grading.benchmarks import recognition, wire
 from kernelproof.grading.benchmarks.task import task
 from kernelproof.grading.verdict import Verdict
+from kernelproof.ground.chips import GPUS
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.grading import solutions
 
@@ -140,6 +143,44 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert message == {"a": [1, None]}
     assert [(item.type, item.bits.shape) for item in back] == [(item.type, item.bits.shape) for item in arrays]
     assert back[2].values() == 1.0
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "b200"])
+def test_torch_says_of_the_emulated_gpu_what_the_device_is(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import cuda_face
+
+    chip, device = GPUS[gpu], Device.of(GPUS[gpu])
+    cuda = SimpleNamespace(amp=SimpleNamespace())
+    fake = SimpleNamespace(cuda=cuda, nn=SimpleNamespace(Module=type("Module", (), {})), amp=SimpleNamespace(),
+                           version=SimpleNamespace())  # fmt: skip
+    monkeypatch.setattr(cuda_face, "torch", fake)
+    cuda_face.install(device)
+    assert {name for name in vars(cuda) if not hasattr(torch.cuda, name)} == set()
+    assert (cuda.is_available(), cuda.is_initialized(), cuda.is_bf16_supported()) == (True, True, True)
+    assert list(range(cuda.device_count())) == [cuda.current_device()]
+    assert cuda.get_device_capability() == cuda.get_device_capability(0) == device.capability
+    assert cuda.get_arch_list() == ["sm_{}{}".format(*device.capability)]
+    properties = cuda.get_device_properties(0)
+    assert (properties.major, properties.minor) == device.capability
+    assert properties.name == cuda.get_device_name() == device.name
+    assert (properties.multi_processor_count, properties.L2_cache_size) == (chip.sms, device.l2_bytes)
+    assert (properties.warp_size, properties.regs_per_multiprocessor) == (32, 65536)
+    shared = [
+        properties.shared_memory_per_block, properties.shared_memory_per_block_optin,
+        properties.shared_memory_per_multiprocessor,
+    ]  # fmt: skip
+    # The runtime keeps 1 KiB of each CTA's shared memory.
+    assert shared == sorted(shared) == [48 << 10, shared[2] - 1024, device.smem_per_sm_bytes]
+    free, total = cuda.mem_get_info()
+    assert 0 < free < total == properties.total_memory
+    used = (cuda.memory_allocated, cuda.max_memory_allocated, cuda.memory_reserved)
+    assert [each() for each in used] == [0, 0, 0]
+    for unsupported in ("CUDAGraph", "graph", "make_graphed_callables"):
+        with pytest.raises(BaseException, match=unsupported):
+            getattr(cuda, unsupported)()
+    model = fake.nn.Module()
+    assert fake.compile(model) is model is fake.compile()(model) is fake.nn.Module.cuda(model, 0)
 
 
 @pytest.mark.parametrize("kind", wire.BITS)
