@@ -291,6 +291,29 @@ def test_an_unwritable_build_directory_is_named(tmp_path: Path) -> None:
         compiler.build(RECORDS[:1], build_dir=tmp_path / "file" / "build")
 
 
+def test_a_library_is_compiled_once_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def compiled(library: Path, name: str, sources: list[str], flags: list[str], failed: Path) -> None:
+        assert (name, sources, flags, failed) == ("a library", ["x.cpp"], ["-O2"], tmp_path / "root" / "failed")
+        made.append(library)
+        if len(made) == 1:
+            raise BuildError("broken")
+        library.parent.mkdir()
+        library.write_text("content")
+
+    monkeypatch.setattr(compiler, "_compile_shared", compiled)
+    library = tmp_path / "root" / "digest" / "library.so"
+    with pytest.raises(BuildError):
+        compiler._shared_library(library, "a library", ["x.cpp"], ["-O2"])
+    assert not library.exists()
+    for _ in range(2):
+        assert compiler._shared_library(library, "a library", ["x.cpp"], ["-O2"]) == library
+        assert library.read_text() == "content"
+    assert len(made) == 2
+    assert all(path.name == library.name and tmp_path in path.parents and path != library for path in made)
+
+
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, text: str) -> int:
         raise OSError(28, "No space left on device")

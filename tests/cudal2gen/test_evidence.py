@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None
     assert recording.vendor_us == pytest.approx(10.0)
     with pytest.raises(WrongInput, match="autoheuristic-datasets"):
         autoheuristic.load(tmp_path / "nothing")
+
+
+def test_a_layout_is_that_of_packed_operands() -> None:
+    sizes = RecordedSizes(24, 40, 56)
+    packed = {"nn": [56, 1, 40, 1], "tn": [56, 1, 1, 56]}
+    assert {name: autoheuristic._layout(sizes, strides) for name, strides in packed.items()} == {"nn": "nn", "tn": "tn"}
+    for strides in packed.values():
+        for at, value in product(range(4), (1, 24, 40, 48, 56)):
+            other = [*strides[:at], value, *strides[at + 1 :]]
+            assert other == strides or autoheuristic._layout(sizes, other) is None
 
 
 def test_regret_by_hand() -> None:

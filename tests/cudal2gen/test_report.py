@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cudal2gen import report
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem
-from cudal2gen.report import groups
+from cudal2gen.report import groups, page
 from cudal2gen.report.statistics import best_of, summarise
 from cudal2gen.results import KERNEL, Measurement, Measurements, speedup
 from cudal2gen.results.ratios import Ratio, spearman
@@ -137,6 +137,12 @@ def test_statistics_of_several_problems_are_those_of_all_of_them(draws: list[tup
     assert summary.sure_wins == sum(ratio.low > 1 for ratio in ratios) / len(ratios) <= summary.wins
     squares = sum((ratio.value - summary.mean) ** 2 for ratio in ratios)
     assert summary.std == pytest.approx(math.sqrt(squares / (len(ratios) - 1)))
+
+
+@settings(max_examples=50)
+@given(st.floats(1e-9, 1e9))
+def test_numbers_of_charts_have_five_digits(value: float) -> None:
+    assert page._digits(value) == float(f"{value:.4e}")
 
 
 def test_max_is_the_faster_layout_problem_by_problem() -> None:

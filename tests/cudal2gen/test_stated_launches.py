@@ -287,6 +287,26 @@ def test_every_item_of_a_ring_is_of_the_kind_that_is_stated(name: str) -> None:
     assert seen == stated.keys()
 
 
+@pytest.mark.parametrize("name", ["clusters", "pair", "two columns", "two rows"])
+def test_a_cluster_loads_every_row_once_and_returns_stages_to_who_loaded_them(name: str) -> None:
+    record = (RINGS | {"two columns": ring(cluster=[1, 2]), "two rows": tensor(cluster=[2, 1])})[name]
+    program: Any = SimpleNamespace(offsets=[8 * i for i in range(14 + bool(record.launch.box_d_rest_cols))])
+    claim = next(iter(contracts.claims(record, program)))
+    assert isinstance(claim.ring, Pipeline)
+    pipelines = [claim.ring, *(pipeline for _, pipeline in claim.ring.peers)]
+    ranks = range(record.cluster_ctas)
+    assert [(each.rank, each.ranks) for each in pipelines] == [(rank, len(ranks)) for rank in ranks]
+    high, wide, step = extents(record)
+    assert sum(each.share or 0 for each in pipelines) == (high + wide) * step * record.element.bytes
+    places = [(rank % record.cluster[0], rank // record.cluster[0]) for rank in ranks]
+    for pipeline in pipelines:
+        own = {pipeline.rank, pipeline.rank ^ 1} if record.paired else {pipeline.rank}
+        assert pipeline.returns == {
+            rank for rank in ranks for each in own
+            if any(x == y for x, y in zip(places[rank], places[each], strict=True))
+        }  # fmt: skip
+
+
 # --- kernels whose CTAs load all of their k at once ---
 
 SHOTS: dict[str, Record] = {

@@ -1,0 +1,65 @@
+"""Proves by stand-ins when measurements of buckets count, and which products Inductor's choice leaves to torch."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import inductor  # noqa: E402
+from cudal2gen.operators.measuring import Measuring, buckets  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("mode", "prefer", "is_measured"), [
+    *product(("off", "once", "background"), ("measured", "inferred", "kernel", "vendor"), (True, False)),
+])  # fmt: skip
+def test_measurements_of_a_bucket_count_only_where_they_are_made_and_asked_for(
+    mode: Any, prefer: Any, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = SimpleNamespace(choose=lambda *arguments: ("table", arguments))
+    device, pack, problem, request = (
+        SimpleNamespace(name="device"), SimpleNamespace(name="pack"), SimpleNamespace(name="problem"),
+        SimpleNamespace(device=3, batches=SimpleNamespace(products=7), operands="operands"),
+    )  # fmt: skip
+    asked: list[Any] = []
+    monkeypatch.setattr(Measuring, "table", lambda _, *arguments: asked.append(arguments) or table)
+    monkeypatch.setattr(buckets, "choose", lambda *arguments: ("bucket", arguments) if is_measured else None)
+    nothing: Any = None
+    choice: Any = Measuring(mode, nothing, nothing).choose(device, pack, problem, request, prefer, 2.5)  # type: ignore[arg-type]
+    assert asked == [(device, pack, 3)]
+    if mode != "off" and prefer == "measured" and is_measured:
+        assert choice == ("bucket", (table, problem, "operands", 2.5, 7))
+    else:
+        assert choice == ("table", (problem, "operands", prefer, 2.5, 7))
+
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("types", [*product(TYPES, TYPES, TYPES)], ids=str)
+def test_a_product_of_one_half_precision_type_is_ours(types: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    planned = SimpleNamespace(call=lambda plan, *tensors: made.append((plan, tensors)))
+    monkeypatch.setattr(inductor, "current", lambda: SimpleNamespace(any_kernel=planned))
+    monkeypatch.setattr(inductor, "_plan", lambda key, request: ("plan", key, request().sizes))
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: made.append(("torch", (a, b, out))))
+    a, b, out = (
+        torch.zeros(shape, dtype=kind) for shape, kind in zip(((8, 16), (16, 24), (8, 24)), types, strict=True)
+    )
+    inductor.cudal2gen_mm(a, b, out)
+    ((way, tensors),) = made
+    assert all(mine is given for mine, given in zip(tensors, (a, b, out), strict=True))
+    is_ours = len(set(types)) == 1 and types[0] in (torch.float16, torch.bfloat16)
+    assert (way == "torch") == (not is_ours)
+    if is_ours:
+        assert way[2] == (8, 24, 16)
+        key = set(map(str, way[1]))
+        assert {str(x) for each in (a, b) for x in (each.shape, each.stride())} | {str(out.stride())} <= key
