@@ -5,8 +5,8 @@
 A mutant changes one thing in one file: a comparison, an operator, a number, a condition, a returned value. Each is made
 in a copy of the checkout, so nothing here changes. First run the tests that import the mutant's module, since they
 notice most mutants, then those of the package (the "room") that ``TESTS`` names. They run with -x and a limit of time.
-The test that fails must pass without the mutant, else the mutant is not counted. A mutant with which all tests pass is
-printed with its place, for a person to judge, since some mutants change nothing.
+What fails or exceeds the limit must pass without the mutant, else that mutant is not counted. A mutant with which all
+tests pass is printed with its place, for a person to judge, since some mutants change nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Runs:
         self.checkout, self.marks, self.seconds = checkout, marks, seconds
 
     def is_noticed(self, mutant: Mutant, tests: list[str]) -> bool | None:
-        """Whether a test fails with a mutant, or exceeds the limit. None if that test fails without the mutant, too."""
+        """Whether a test fails with a mutant, or tests exceed the limit. None if they do without the mutant, too."""
         target = self.checkout / mutant.path
         before = target.read_text()
         target.write_text(mutant.text)
@@ -190,18 +190,18 @@ class Runs:
             target.write_text(before)
         if failing is None:
             return False
-        name, mark = failing
-        return True if self._failing([name], mark) is None else None
+        return True if self._failing(*failing) is None else None
 
-    def _first_failing(self, *sets: list[str]) -> tuple[str, str] | None:
-        """The first test of sets of files that fails, or a file that cannot be imported; and its mark."""
+    def _first_failing(self, *sets: list[str]) -> tuple[list[str], str] | None:
+        """The first test of sets of files that fails, a file that cannot be imported, or a set that exceeds the limit;
+        and its mark."""
         for mark, files in ((mark, files) for mark in self.marks for files in sets if files):
             if (failing := self._failing(files, mark)) is not None:
                 return failing, mark
         return None
 
-    def _failing(self, tests: list[str], mark: str) -> str | None:
-        """The first of these tests with a mark that fails or exceeds the limit; None if all pass."""
+    def _failing(self, tests: list[str], mark: str) -> list[str] | None:
+        """The first of these tests with a mark that fails, all of them if they exceed the limit; None if all pass."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", mark, *tests]
         # Processes that tests start in other folders import the copy, too, and not an installed package. All processes
         # of a run are one group, so that none outlives the limit.
@@ -212,7 +212,7 @@ class Runs:
         try:
             output, _ = process.communicate(timeout=self.seconds)
         except subprocess.TimeoutExpired:
-            return tests[0]
+            return tests
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -220,7 +220,7 @@ class Runs:
         if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
         names = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.M)
-        return names[0] if names else tests[0]
+        return (names or tests)[:1]
 
 
 def main() -> int:
