@@ -69,8 +69,8 @@ class ClaimProof(Schema):
 
 class Certificate(Schema):
     """A proven kernel. ``ptx``: the SHA-256 of its text. ``problems``: the launches that the claims are about, in
-    words. ``bounds``, ``solver``: how many questions about integers the bounds of names answered, and how many the
-    solver."""
+    words. ``bounds``, ``solver``: how many questions about integers were answered by the bounds of names, and how many
+    by the solver."""
 
     kernel: str
     ptx: str

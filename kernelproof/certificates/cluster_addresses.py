@@ -36,13 +36,13 @@ class ClusterAddresses(Machine):
         return super().lanes_of(name)
 
     @property
-    def _own(self) -> int:
+    def _rank_bits(self) -> int:
         """The own CTA's rank, shifted to the bits in which an address of the program has it."""
         return self.rank << RANK_SHIFT
 
     def variable(self, offset: int, width: int) -> Lanes:
         """The program's address of a variable of the own CTA, for each lane."""
-        return np.full(self.lanes, self._own + offset, f"u{width}")
+        return np.full(self.lanes, self._rank_bits + offset, f"u{width}")
 
     def map_address(self, address: Any, rank: Any) -> Lanes:
         """mapa: the same place in another CTA. Its rank is checked where the address is used."""
@@ -60,12 +60,12 @@ class ClusterAddresses(Machine):
     def of_cluster(self, address: Any) -> Lanes:
         """Convert an address in any CTA to the form that units take."""
         near = self._near(address)
-        return np.where(near > WITHIN, (near ^ self._own) + (1 << RANK_SHIFT), near)
+        return np.where(near > WITHIN, (near ^ self._rank_bits) + (1 << RANK_SHIFT), near)
 
     def _near(self, address: Any) -> Lanes:
         """An address xor the own rank's bits: at most WITHIN exactly if the address lies in the own CTA."""
         number = np.broadcast_to(self._number(address), (self.lanes,)).astype(np.int64) & 0xFFFFFFFF
-        return number ^ self._own
+        return number ^ self._rank_bits
 
     def cluster_places(self, address: Any, lanes: Lanes) -> tuple[Lanes, Lanes]:
         """The ranks of the CTAs in which lanes' addresses of shared memory lie, and the addresses there."""

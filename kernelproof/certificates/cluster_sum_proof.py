@@ -1,10 +1,10 @@
 """Proves how the CTAs of a cluster add the sums that have come to them: ``cluster_sums`` says what happens before.
 
 The proof follows any thread of a CTA's consumers from its last wait to its end. The thread's number is a polynomial in
-a few names. The proof of the role has shown what registers hold for each thread at that wait. Those that are a
-polynomial in these names go on as such, and the others are not known. The thread loads sums, at each place all threads
-those of one slice, adds the sums of all slices in their order, and stores them to D if they lie within it. Each element
-of the tile is stored once by all threads of all CTAs together.
+a few names. The proof of the role has shown which values the registers of each thread have at that wait. If the values
+of a register are a polynomial in these names, the proof goes on with the polynomial; other registers are unknown. The
+thread loads sums, adds those of all slices in the order of the slices, and stores the results that lie within D. All
+threads together load sums of one slice at a time. All threads of all CTAs together store each element of the tile once.
 
 ``count_stores`` follows threads whose registers hold complete sums in the same way (``single_shot``).
 """
@@ -45,8 +45,8 @@ named = Polynomial.named
 
 
 class ConsumerThread:
-    """Any thread of those that store sums, which are the ``threads`` threads from thread ``start`` on. ``extents``: how
-    many values each name of its number has, from the one that adds most to the number on."""
+    """Any thread of those that store sums, which are the ``threads`` threads from thread ``start`` on. ``extents``:
+    the names in its number, and how many values each has; a name with a larger step comes first."""
 
     def __init__(self, start: int, threads: int) -> None:
         self.start = start
@@ -117,7 +117,7 @@ class ConsumerThread:
 
 class ClusterSumMachine(ThreadMachine):
     """The machine of any consumer thread in the CTA with a ``rank``, of ``ranks`` CTAs. Methods raise NotCertified.
-    ``sums``: what comes to this CTA."""
+    ``sums``: the sums that are sent to this CTA."""
 
     def __init__(
         self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, thread: ConsumerThread,
@@ -129,7 +129,7 @@ class ClusterSumMachine(ThreadMachine):
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of a thread that adds sums and stores them. Others are not covered."""
         peers: dict[str, Callable[..., Any]] = {
-            "variable": lambda offset, width: np.full(1, self._own + offset, f"u{width}"),
+            "variable": lambda offset, width: np.full(1, self._rank_bits + offset, f"u{width}"),
             "of_cta": lambda address, *_: address,
         }
         return {
@@ -140,7 +140,7 @@ class ClusterSumMachine(ThreadMachine):
         }  # fmt: skip
 
     @property
-    def _own(self) -> int:
+    def _rank_bits(self) -> int:
         """The CTA's rank, shifted to the bits in which an address of the cluster's shared memory has it."""
         return self.rank << RANK_SHIFT
 
@@ -150,10 +150,10 @@ class ClusterSumMachine(ThreadMachine):
         return super().lanes_of(name)
 
     def load_sums(self, address: Any, size: int, m: Mask, site: int, _strength: int = 0) -> Partial:
-        """ld.shared of sums that have come to the own CTA. All threads must load those of one slice."""
+        """ld.shared of sums that were sent to this CTA. All threads must load those of one slice."""
         if m is not None or size % SUM_BYTES:
             raise NotCertified("a load of sums under a predicate, or of a part of one")
-        places = (self.consumer.values(polynomial(address, 32)) & 0xFFFFFFFF) ^ self._own
+        places = (self.consumer.values(polynomial(address, 32)) & 0xFFFFFFFF) ^ self._rank_bits
         if (places > WITHIN).any():
             raise NotCertified("sums are loaded from another CTA")
         self.program.traffic.shared(site, places, np.arange(len(places)), size)
@@ -204,7 +204,7 @@ class ClusterSumMachine(ThreadMachine):
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
         """A lane stores a sum of all slices to its element of D. Refused unless the element is the sum's own, and
         stored once."""
-        matrix, place = self._located(address, d.width, True, self.every)
+        matrix, place = self._elements_at(address, d.width, True, self.every)
         target, tile = self.kinds[place.one_kind], self.contract.tile
         assert tile is not None
         row, col = self._place(value, 0)
@@ -267,10 +267,10 @@ class ClusterSumProof:
         for _, _, protocol, _ in self.ctas:
             protocol.sums.check()
         for cta in self.ctas:
-            yield self._adds(*cta, tile, counts)
+            yield self._prove_sums(*cta, tile, counts)
         check_counts(counts)
 
-    def _adds(
+    def _prove_sums(
         self, contract: Contract, pipeline: Pipeline, protocol: Protocol, states: list[RoleState], tile: Tile,
         counts: Lanes,
     ) -> Case:  # fmt: skip

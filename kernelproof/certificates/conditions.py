@@ -90,7 +90,7 @@ class OpenFacts(Facts):
         return self.assumed[int(single.first[number - count])] + self.assumed[int(single.second[number - count])]
 
     def _single(self, _value: Polynomial, _assumed: list[Polynomial]) -> Lanes:
-        """``_known`` has tried all facts."""
+        """No answer: ``_known`` has tried all single facts before."""
         return np.array([-1])
 
     def _products(self, value: Polynomial, assumed: list[Polynomial]) -> Iterator[Polynomial]:
@@ -105,7 +105,8 @@ class OpenFacts(Facts):
             yield from (value - rows[number] for number in sieve.below(value))
 
     def _far(self, monomial: Monomial) -> tuple[int, int]:
-        """Bounds of a product of names; one without a bound outweighs every other term."""
+        """Bounds of a product of names. An upper bound that is not known is replaced by a number that outweighs every
+        other term."""
         least, most = self._monomial(monomial)
         return least, NO_BOUND << 32 if most >= UNBOUNDED else most
 
@@ -241,9 +242,10 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Unstated:
-    """A statement of which nothing is known. ``of``: the names that tell threads apart for which it may differ."""
+    """A statement of which nothing is known. ``private``: names that tell threads apart; the statement may hold for
+    some values of these and not for others."""
 
-    of: frozenset[str]
+    private: frozenset[str]
 
     def negation(self) -> Unstated:
         return self
@@ -253,10 +255,10 @@ class Unstated:
 
     @property
     def key(self) -> object:
-        return self.of
+        return self.private
 
     def names(self) -> set[str]:
-        return set(self.of)
+        return set(self.private)
 
 
 @dataclass(frozen=True)

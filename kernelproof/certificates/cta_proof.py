@@ -118,7 +118,7 @@ class CtaProof:
             except Split as split:
                 for block, taken in split.sides:
                     some = np.flatnonzero(taken)
-                    left = RoleState(block, split.registers, machine.memory.state, machine.slices.left)
+                    left = RoleState(block, split.registers, machine.memory.state, machine.slices.contents)
                     todo.append((lanes[some], of_lanes(RoleState.of(left, machine.track), some, len(lanes))))
                 continue
             if isinstance(reached, RoleState):

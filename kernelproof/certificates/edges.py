@@ -45,7 +45,7 @@ class EdgeMachine(Machine):
         if lanes is None:
             return
         self._together(m)
-        matrix, row, col = self._placed(source, size, False, lanes)
+        matrix, row, col = self._operand_at(source, size, False, lanes)
         for gap, what in ((row, "before its first row"), (col, "before the start of a row")):
             if not self.facts.holds(gap):
                 raise NotCertified(f"a copy of {matrix.name}({row}, {col}) may begin {what}")

@@ -25,7 +25,7 @@ class GlobalPlaces:
     kinds: Kinds
     lanes: int
 
-    def _placed(
+    def _operand_at(
         self, address: Any, size: int, written: bool, lanes: Lanes
     ) -> tuple[Matrix, Polynomial, Polynomial]:  # fmt: skip
         """The operand at an address, and the row and column in memory of what lanes access there, ``size`` bytes each.
@@ -52,12 +52,12 @@ class GlobalPlaces:
             row, col = row - carried, col + carried * matrix.ld
         return matrix, row, col
 
-    def _located(
+    def _elements_at(
         self, address: Any, size: int, written: bool, lanes: Lanes, site: int | None = None
     ) -> tuple[Matrix, Cells]:
         """The operand and the elements that lanes access, ``size`` bytes each. ``site``: of the instruction, whose
         accesses are collected. Raises NotCertified unless the accesses are aligned and lie in one operand."""
-        matrix, row, col = self._placed(address, size, written, lanes)
+        matrix, row, col = self._operand_at(address, size, written, lanes)
         count, (rows, cols) = size // matrix.width, matrix.extents
         for gap, what in (
             (row, "before its first row"), (rows - 1 - row, "after its last row"),
@@ -98,7 +98,7 @@ class GlobalPlaces:
             raise NotCertified("some lanes of a CTA use the workspace, and others not")
         return cells
 
-    def _spread(self, cells: Cells, lanes: Lanes) -> Cells:
+    def _register_of(self, cells: Cells, lanes: Lanes) -> Cells:
         """A register of all lanes that holds the elements of some; elements of the other lanes are unknown."""
         if len(lanes) == self.lanes:
             return cells

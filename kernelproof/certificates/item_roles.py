@@ -179,7 +179,7 @@ class ItemRole(ABC):
         """The state at the head of the loop over items, for any item and the problems of a machine."""
         if machine not in self.bases:
             base = self.entry.copied()
-            base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
+            base.slab = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
             for name in self.item_registers:
                 base.registers[name] = Word(self.kind.current, 32, machine.facts)
             self.bases[machine] = self._with_value(base, TILES, machine.tiles, machine)

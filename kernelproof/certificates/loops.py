@@ -233,7 +233,7 @@ class MainLoop:
             if after is None:
                 raise NotCertified("the main loop ends before its last iteration")
             state = after
-        if not state.left_as(before):
+        if not state.stored_the_same(before):
             raise NotCertified("D or the workspace is written in the main loop")
         return state
 

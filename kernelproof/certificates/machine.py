@@ -37,22 +37,22 @@ MOST_STEPS = 1_000_000  # limit on the instructions of a machine's runs; a loop 
 
 @dataclass
 class State:
-    """The state of a CTA between two blocks. ``block``: the next one. ``left``: what the CTA has stored to its slab of
+    """The state of a CTA between two blocks. ``block``: the next one. ``slab``: what the CTA has stored to its slab of
     the workspace. ``written``: (rows, cols) of each store to D, without the parts that depend on the problem."""
 
     block: int
     registers: dict[str, Any]
     shared: Contents
-    left: SlabContents
+    slab: SlabContents
     written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
 
-    def left_as(self, other: State) -> bool:
+    def stored_the_same(self, other: State) -> bool:
         """Whether no store to D or to the workspace lies between this state and another one of the same run."""
-        return len(self.written) == len(other.written) and self.left.same(other.left)
+        return len(self.written) == len(other.written) and self.slab.same(other.slab)
 
     def copied(self) -> State:
         return State(
-            self.block, dict(self.registers), self.shared.copied(), self.left.copied(), list(self.written)
+            self.block, dict(self.registers), self.shared.copied(), self.slab.copied(), list(self.written)
         )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ class Machine(GlobalPlaces):
 
     def start(self) -> State:
         """The state in which a CTA begins."""
-        return State(0, {}, Contents.empty(self.memory.elements), Workspace(self.contract.slices).left)
+        return State(0, {}, Contents.empty(self.memory.elements), Workspace(self.contract.slices).contents)
 
     def run(self, state: State, *stops: int) -> State | None:
         """The state in which one of the blocks ``stops`` is reached (again), or None after the end. The given state
@@ -112,7 +112,7 @@ class Machine(GlobalPlaces):
 
     def enter(self, state: State) -> None:
         """Go on from a state, which changes from now on."""
-        self.memory.state, self.written, self.slices.left = state.shared, state.written, state.left
+        self.memory.state, self.written, self.slices.contents = state.shared, state.written, state.slab
 
     def _end_of(self, block: int, registers: dict[str, Any]) -> str:
         """Execute a block and return how it ends: ``exit``, ``cond`` for a branch by a predicate, or another word where
@@ -300,10 +300,10 @@ class Machine(GlobalPlaces):
         lanes = self.active(m)
         if lanes is None:
             return unknown(self.lanes, size // 2, 2)
-        matrix, place = self._located(address, size, False, lanes, site)
+        matrix, place = self._elements_at(address, size, False, lanes, site)
         if matrix.name == PARTIALS:
             return self.slices.load(self._slab(place), self._all_lanes(place).cols)
-        cells, kind = self._spread(place, lanes), self.kinds[place.one_kind]
+        cells, kind = self._register_of(place, lanes), self.kinds[place.one_kind]
         if self.contract.is_product or kind is None:
             return cells
         return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
@@ -315,7 +315,7 @@ class Machine(GlobalPlaces):
             return
         if not isinstance(value, Cells):
             raise NotCertified("what is stored to D is not a sum of products")
-        matrix, place = self._located(address, size, True, lanes, site)
+        matrix, place = self._elements_at(address, size, True, lanes, site)
         value = value.of_lanes(lanes)
         tile = self.contract.tile
         if tile is None:
@@ -397,11 +397,11 @@ class Machine(GlobalPlaces):
         if kept is not None:
             return fetched(kept, cells, lanes, self.lanes)
         if size > 1:
-            return self._spread(cells, lanes)
+            return self._register_of(cells, lanes)
         kind = self.kinds[cells.one_kind]
         if kind is None or kind.source != NUMBER:
             raise NotCertified("a byte of shared memory that is no number that was stored")
-        return self._spread(cells, lanes).cols[:, 0].astype("u1")
+        return self._register_of(cells, lanes).cols[:, 0].astype("u1")
 
     def shared_store(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
         """st.shared of elements of 16 bits, of sums of A's elements, or of a byte that is a number."""
@@ -429,7 +429,7 @@ class Machine(GlobalPlaces):
             raise NotCertified("copies of a part of a vector are not covered")
         copying, cells = lanes[copied == size], unknown(len(lanes), size // 2, 2)
         if len(copying):
-            cells = self._spread(self._located(source, size, False, copying, site)[1], copying).of_lanes(lanes)
+            cells = self._register_of(self._elements_at(source, size, False, copying, site)[1], copying).of_lanes(lanes)
         self.memory.copy(self.shared_places(target, size, lanes, site), lanes, cells)
 
     def _number(self, value: Any) -> Lanes:

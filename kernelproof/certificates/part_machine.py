@@ -42,11 +42,11 @@ class PartMachine(BoxMachine):
 
     def end_item(self) -> None:
         """As in the base class; also note what the item has stored to its slab of the workspace."""
-        left, tile = self.slices.left, self.contract.tile
+        contents, tile = self.slices.contents, self.contract.tile
         super().end_item()
         if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None and tile is not None:
-            rows, cols = left.rows - int(tile.row.constant), left.cols - int(tile.col.constant)
-            self.protocol.leave(replace(left, rows=rows, cols=cols))
+            rows, cols = contents.rows - int(tile.row.constant), contents.cols - int(tile.col.constant)
+            self.protocol.leave(replace(contents, rows=rows, cols=cols))
 
     def finish_stores(self) -> None:
         """As in the base class. A group that adds partial sums goes on, and ``sum_proof`` shows that it waits for its

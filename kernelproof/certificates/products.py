@@ -1,8 +1,8 @@
-"""Executes mma.sync on elements known by their origin: checks that fragments match and each product is added once.
+"""Executes mma.sync symbolically: checks that fragments of A and B match, and that each product is added once.
 
 ``machine`` passes the registers of an mma.sync (m16n8k16) of all warps of a CTA. Registers of A must hold A(i, k) and
 those of B B(j, k), for the same 16 k, where the PTX fragment layout expects them. The result is sums of products of
-D(i, j), with these k added to those that C had.
+D(i, j): those that C had, and those of these k.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums of elements of a row of A, for kernels that compute D(i) = sum over k of A(i,k): known by their terms.
+"""Describes sums of elements of a row of A by their terms, to prove kernels that compute D(i) = sum over k of A(i,k).
 
 The terms of a sum are some k of one row: all k below ``done`` for which k modulo ``step`` is in the set ``rests``, and
 ``done + j`` for each j in the set ``beyond``. A set is an integer with a bit for each element. So the sum that a thread
@@ -9,7 +9,7 @@ For example, 32 threads sum a row, and a step is 32 elements. After q iterations
 ``beyond`` is {5} too. Once shuffles have added the sums of all threads, ``rests`` has all 32 elements: each k below
 ``done`` was added once.
 
-``machine`` gives loads of A such sums, and checks with ``check_stored`` what is stored to D.
+``machine`` describes what is loaded from A by such sums, and checks with ``check_stored`` what is stored to D.
 """
 
 from __future__ import annotations

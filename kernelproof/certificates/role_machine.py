@@ -97,7 +97,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         if not track.idle or track.stores.open:
             raise NotCertified("an item ends while a stage is filled or read")
         if self.skipped is not None:
-            if track.step.terms or track.ordered or self.written or self.slices.left.stage:
+            if track.step.terms or track.ordered or self.written or self.slices.contents.stage:
                 raise NotCertified("a part of another group's item is computed")
             track.position = (track.position + self.skipped) % self.pipeline.round
         else:

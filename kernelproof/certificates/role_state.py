@@ -127,7 +127,7 @@ class RoleState(State):
 
     @classmethod
     def of(cls, state: State, track: Track) -> RoleState:
-        out = cls(state.block, state.registers, state.shared, state.left, state.written)
+        out = cls(state.block, state.registers, state.shared, state.slab, state.written)
         out.track = track
         return out
 

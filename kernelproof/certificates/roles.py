@@ -62,14 +62,14 @@ class Inner:
     """What is proven of the loop over k-tiles, once for each key of ``Role.inners``.
 
     ``first`` and ``last``: the states in which the loop is reached and left. ``names``: its controls. ``controls`` and
-    ``left``: by position in the ring, the values of the controls at the loop's head, and after the loop.
+    ``after``: by position in the ring, the values of the controls at the loop's head, and after the loop.
     """
 
     first: RoleState | None = None
     last: RoleState | None = None
     names: list[str] = field(default_factory=list)
     controls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    left: dict[int, dict[str, Any]] = field(default_factory=dict)
+    after: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 class Role(ItemRole):
@@ -161,7 +161,7 @@ class Role(ItemRole):
         for (end, placeholders), position in self._ends(state):
             if end is None:
                 continue
-            controls = self._controls(end, placeholders, self.inner.left[position])
+            controls = self._controls(end, placeholders, self.inner.after[position])
             end = end.copied()
             end.track.position = position
             yield Controls(controls, end)
@@ -252,7 +252,7 @@ class Role(ItemRole):
         if state.block != last.block:
             raise NotCertified("the main loop is left for different places")
         last = last.copied()
-        last.registers |= self.inner.left[position]
+        last.registers |= self.inner.after[position]
         turns = Turns(NOTHING, last, self._compared_registers(state.block), self.variable)
         turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, replace(last.track, position=position))
@@ -266,7 +266,7 @@ class Role(ItemRole):
     @staticmethod
     def _check_kept(start: RoleState, state: RoleState) -> None:
         """Check that neither D nor the shared memory that belongs to warps has changed between two states."""
-        if state.track.stores.key != start.track.stores.key or not state.left_as(start):
+        if state.track.stores.key != start.track.stores.key or not state.stored_the_same(start):
             raise NotCertified("D, or memory of a warp, is written in the main loop")
 
     def _compared_registers(self, block: int) -> list[str]:
@@ -375,7 +375,7 @@ class Role(ItemRole):
             raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
-        self.inner.left[following] = {name: known_number(state.registers.get(name)) for name in self.inner.names}
+        self.inner.after[following] = {name: known_number(state.registers.get(name)) for name in self.inner.names}
         if self.inner.last is None:
             # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
             track = state.track if self.peeled else start.track
@@ -414,7 +414,7 @@ class Role(ItemRole):
             for name in others:
                 state.registers[name] = head.registers.get(name)
             placeholders = {name: Unknown() for name in self.inner.names} if position is None else {}
-            state.registers |= placeholders or self.inner.left[position or 0]
+            state.registers |= placeholders or self.inner.after[position or 0]
             bound = rebound(state, lambda poly: poly, machine.facts)
             assert isinstance(bound, RoleState)
             state = bound

@@ -76,7 +76,7 @@ class SingleShotProof:
         for rank in range(self.ranks):
             ways = []
             for tiles in range(1, self.shot.most + 1):
-                machine, way = self._executed(rank, tiles)
+                machine, way = self._execute(rank, tiles)
                 ways.append(way)
                 yield Case(covers=f"{tiles} k-tiles{self._title(rank)}", instructions=machine.steps)
             reached.append(_common(ways))
@@ -88,7 +88,7 @@ class SingleShotProof:
         for rank, (each, coming) in enumerate(zip(reached, sums, strict=True)):
             contract = self.contracts[rank]
             follower = self._any_thread(contract, coming, rank)
-            count_stores(follower, self.stop, _rebound(each.registers, follower.facts), _tile(contract), counts)
+            count_stores(follower, self.stop, _with_facts(each.registers, follower.facts), _tile(contract), counts)
             yield Case(covers=f"any thread stores its sums{self._title(rank)}", instructions=follower.steps)
         check_counts(counts)
 
@@ -96,7 +96,7 @@ class SingleShotProof:
         """How a case names its CTA; empty without clusters."""
         return f", in CTA {rank} of a cluster" if self.ranks > 1 else ""
 
-    def _executed(self, rank: int, tiles: int) -> tuple[ShotMachine, Reached]:
+    def _execute(self, rank: int, tiles: int) -> tuple[ShotMachine, Reached]:
         """Execute the CTA with a rank on ``tiles`` k-tiles, and return what it has done then."""
         contract = self.contracts[rank].where(TILES, Polynomial.of(tiles), {})
         machine = ShotMachine(self.program, contract, self.kinds, rank, self.ranks)
@@ -173,7 +173,7 @@ def _same(a: Any, b: Any) -> bool:
     return same_value(a, b)
 
 
-def _rebound(registers: Registers, facts: OpenFacts) -> Registers:
+def _with_facts(registers: Registers, facts: OpenFacts) -> Registers:
     """Registers whose words have other facts."""
     return {
         name: Word(value.poly, value.bits, facts, value.signed) if isinstance(value, Word) else value

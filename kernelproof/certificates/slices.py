@@ -167,13 +167,13 @@ class Partial(Cells):
 
 class Workspace:
     """A CTA's use of the workspace. ``slices``: the CTA's slice; None if k has none: then every use raises
-    NotCertified. ``left``: what the CTA has stored, and how far it is."""
+    NotCertified. ``contents``: what the CTA has stored, and how far it is."""
 
     def __init__(self, slices: Slices | None) -> None:
         self.slices = slices
-        self.left = SlabContents.nothing(slices.elements if slices else 0)
+        self.contents = SlabContents.nothing(slices.elements if slices else 0)
 
-    def _sliced(self) -> Slices:
+    def _own_slice(self) -> Slices:
         """The CTA's slice. Raises NotCertified if k has no slices."""
         if self.slices is None:
             raise NotCertified("a kernel whose k has no slices uses a workspace")
@@ -182,59 +182,59 @@ class Workspace:
     def store(self, slab: Polynomial, at: Lanes, cells: Cells) -> None:
         """Lanes store sums to slab number ``slab``, at places ``at`` in units of a sum, shape (lanes, sums of a lane).
         Raises NotCertified if the slab is not the CTA's own, a place has a sum already, or the CTA may be counted."""
-        slices, left = self._sliced(), self.left
-        if left.stage >= Stage.MET:
+        slices, contents = self._own_slice(), self.contents
+        if contents.stage >= Stage.MET:
             raise NotCertified("a CTA stores partial sums after it may have been counted")
         if not slab.equals(slices.own_slab):
             raise NotCertified(f"a CTA stores partial sums to slab {slab}, which is not its own")
-        if np.unique(at).size != at.size or (left.kinds[at] != EMPTY).any():
+        if np.unique(at).size != at.size or (contents.kinds[at] != EMPTY).any():
             raise NotCertified("a partial sum is stored twice to one place")
-        left.kinds[at], left.rows[at], left.cols[at] = cells.kinds, cells.rows, cells.cols
-        left.stage = Stage.STORED
+        contents.kinds[at], contents.rows[at], contents.cols[at] = cells.kinds, cells.rows, cells.cols
+        contents.stage = Stage.STORED
 
     def load(self, slab: Polynomial, at: Lanes) -> Cells:
         """The partial sums that a CTA of the tile has stored to slab number ``slab``, at places ``at`` as in ``store``.
         Raises NotCertified unless the CTA arrives last and may see them."""
-        slices, left = self._sliced(), self.left
-        if not slices.last or left.stage != Stage.VISIBLE:
+        slices, contents = self._own_slice(), self.contents
+        if not slices.last or contents.stage != Stage.VISIBLE:
             raise NotCertified("partial sums are loaded before all CTAs of the tile are known to have stored theirs")
         number = slab - slices.tile * slices.count
         if not number.is_constant or not isinstance(number.constant, int) or not 0 <= number.constant < slices.count:
             raise NotCertified(f"partial sums are loaded from slab {slab}, which is none of the tile's")
-        if (left.kinds[at] == EMPTY).any():
+        if (contents.kinds[at] == EMPTY).any():
             raise NotCertified("a partial sum is loaded from where none is stored")
-        whole = Cells(left.kinds[at], left.rows[at], left.cols[at], 4)
+        whole = Cells(contents.kinds[at], contents.rows[at], contents.cols[at], 4)
         return Partial(whole, number, number + 1, Polynomial.of(slices.count))
 
     def fence(self) -> None:
         """A fence at the scope of the device, by all threads."""
         following = {Stage.STORED: Stage.FENCED, Stage.SYNCHRONIZED: Stage.VISIBLE}
-        self.left.stage = following.get(self.left.stage, self.left.stage)
+        self.contents.stage = following.get(self.contents.stage, self.contents.stage)
 
     def barrier(self) -> None:
         """A barrier of all threads."""
         following = {Stage.FENCED: Stage.MET, Stage.COUNTED: Stage.SYNCHRONIZED}
-        self.left.stage = following.get(self.left.stage, self.left.stage)
+        self.contents.stage = following.get(self.contents.stage, self.contents.stage)
 
     @property
     def highest(self) -> int:
         """The highest value of a counter, at which its increment wraps around to 0."""
-        return self._sliced().count - 1
+        return self._own_slice().count - 1
 
     def arrive(self, counter: Polynomial) -> Polynomial:
         """One thread adds 1 to the counter of tile number ``counter``. Returns the counter's value before. Raises
         NotCertified unless it is the CTA's tile, all is stored, and the CTA was not counted before."""
-        slices = self._sliced()
-        if self.left.stage != Stage.MET:
+        slices = self._own_slice()
+        if self.contents.stage != Stage.MET:
             raise NotCertified("a CTA is counted before a fence and a barrier behind its partial sums, or twice")
         if not counter.equals(slices.tile):
             raise NotCertified(f"a CTA is counted for tile {counter}, which is not its own")
-        self.left.stage = Stage.COUNTED
+        self.contents.stage = Stage.COUNTED
         return slices.arrived
 
     def finish(self) -> None:
         """Raise NotCertified if a CTA ends without having stored all sums of its slab, or without being counted."""
-        if self.slices is not None and (self.left.stage < Stage.COUNTED or (self.left.kinds == EMPTY).any()):
+        if self.slices is not None and (self.contents.stage < Stage.COUNTED or (self.contents.kinds == EMPTY).any()):
             raise NotCertified("a CTA ends without leaving all of its partial sums")
 
 
@@ -247,5 +247,5 @@ class ItemWorkspace(Workspace):
 
     def barrier(self) -> None:
         """A barrier of all threads of the group."""
-        if self.left.stage == Stage.STORED:
-            self.left.stage = Stage.MET
+        if self.contents.stage == Stage.STORED:
+            self.contents.stage = Stage.MET

@@ -297,7 +297,7 @@ class SumMachine(ThreadMachine):
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
             raise NotCertified("partial sums are loaded through the read-only path")
-        matrix, place = self._located(address, size, False, self.every)
+        matrix, place = self._elements_at(address, size, False, self.every)
         kind = self.kinds[place.one_kind]
         if matrix.name != PARTIALS or kind is None:
             raise NotCertified("a load of what are no partial sums")
@@ -320,7 +320,7 @@ class SumMachine(ThreadMachine):
 
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
         """As in the base class. The sum must also be of a vector of the iteration and of the share."""
-        matrix, place = self._located(address, d.width, True, self.every)
+        matrix, place = self._elements_at(address, d.width, True, self.every)
         target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
         if matrix.name != d.name or target is None or kind is None or kind.source not in (SLAB, TURNED):
             raise NotCertified("what is stored to D is not a sum over all slices")

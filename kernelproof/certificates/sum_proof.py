@@ -66,7 +66,8 @@ named = Polynomial.named
 
 
 class Way(NamedTuple):
-    """What a thread has done in a tile that other threads must do alike: ``taken`` and ``agreed`` of ``SumMachine``."""
+    """What a thread has done in a tile, as far as other threads must do the same: ``taken`` and ``agreed`` of
+    ``SumMachine``."""
 
     taken: dict[int, list[object]]
     agreed: list[object]
@@ -92,8 +93,8 @@ def common_to(cluster: list[Protocol]) -> tuple[dict[int, int], SlabContents]:
 
 class SumProof:
     """Proves what the groups of any CTA do after their items. ``cluster``: what the proofs of roles have shown of
-    barriers and slabs of its CTAs. Raises NotCertified for a kernel whose loops are not those of the
-    module: one over tiles, in which there are a wait for a counter and a loop over vectors.
+    barriers and slabs of its CTAs. Raises NotCertified for a kernel that has not the loops of the
+    module's docstring: one over tiles, and in it a wait for a counter and a loop over vectors.
 
     ``items``, ``tiles`` and ``spin`` are the heads of the loops over items and tiles, and of the wait; ``vectors``:
     those of the loops over vectors, one for each number of parts that the text tells apart. ``after``: the block after

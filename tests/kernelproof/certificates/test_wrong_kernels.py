@@ -213,8 +213,8 @@ def test_a_state_is_another_one_after_a_store_to_d_or_the_workspace() -> None:
     first = State(0, {}, Contents.empty(4), SlabContents.nothing(2))
     stored, counted = first.copied(), first.copied()
     stored.written.append((np.zeros(1, int), np.zeros(1, int)))
-    counted.left.stage = Stage.COUNTED
-    assert [each.left_as(first) for each in (first.copied(), stored, counted)] == [True, False, False]
+    counted.slab.stage = Stage.COUNTED
+    assert [each.stored_the_same(first) for each in (first.copied(), stored, counted)] == [True, False, False]
 
 
 def test_a_shift_that_wraps_and_operands_beyond_memory_end_no_proof_with_an_error() -> None:
