@@ -110,7 +110,7 @@ def test_halves_are_disjoint_and_fixed() -> None:
         development, held_out_part = ({record.mnk for record in half} for half in halves)
         assert development.isdisjoint(held_out_part)
         assert 0.4 < len(development) / len(development | held_out_part) < 0.6
-    assert [findings.development(n, k) for n, k in ((64, 64), (4096, 4096), (1024, 512))] == [False, True, False]
+    assert [findings.is_development(n, k) for n, k in ((64, 64), (4096, 4096), (1024, 512))] == [False, True, False]
 
 
 def test_tritons_kernels_by_hand() -> None:
@@ -168,7 +168,7 @@ def test_published_hopper_tiles_are_compared(tmp_path: Path, monkeypatch: pytest
     sizes = ((512, 64, 64), (1024, 512, 64), (256, 2048, 128), (512, 4096, 512), (4096, 512, 1024))
     facts: list[dict[str, Any]] = [{"m": m, "n": n, "k": k} for m, n, k in sizes]
     monkeypatch.setattr(speedups, "hopper_configurations", lambda: [*facts, facts[0] | {"bm": 7}])
-    monkeypatch.setattr(speedups, "development", lambda n, k: True)
+    monkeypatch.setattr(speedups, "is_development", lambda n, k: True)
     rows = []
     for item in facts:
         problem = Problem(gpu="h100", acc="f32", layout="tn", m=item["m"], n=item["n"], k=item["k"])

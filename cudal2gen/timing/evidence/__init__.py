@@ -5,7 +5,7 @@ final. This repository has none of the data except facts about published kernels
 """
 
 from cudal2gen.timing.evidence.choices import published_choices, published_tiles
-from cudal2gen.timing.evidence.findings import development
+from cudal2gen.timing.evidence.findings import is_development
 from cudal2gen.timing.evidence.regret import recorded_choices
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.evidence.speedups import published_speedups
@@ -13,7 +13,7 @@ from cudal2gen.timing.evidence.vendors import recorded_vendors
 
 __all__ = [
     "Finding",
-    "development",
+    "is_development",
     "published_choices",
     "published_speedups",
     "published_tiles",

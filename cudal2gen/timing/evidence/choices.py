@@ -15,7 +15,7 @@ import numpy as np
 
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
 from cudal2gen.timing import model
-from cudal2gen.timing.evidence.findings import development, interval, mean_finding
+from cudal2gen.timing.evidence.findings import interval, is_development, mean_finding
 from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.timing.evidence.section import Finding
 
@@ -61,7 +61,7 @@ def published_tiles(held_out: bool = False) -> list[Finding]:
     restricted_hits: list[float] = []
     baseline_hits: list[float] = []
     for facts in configurations:
-        if development(facts["n"], facts["k"]) == held_out:
+        if is_development(facts["n"], facts["k"]) == held_out:
             continue
         published = (facts["bm"], facts["bn"])
         problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])

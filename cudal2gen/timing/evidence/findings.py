@@ -16,7 +16,7 @@ RESAMPLES = 1000  # resamples of a bootstrap interval
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def development(n: int, k: int) -> bool:
+def is_development(n: int, k: int) -> bool:
     """Whether problems with this n and k are for development; the others, about half, are held out. A hash decides, so
     that the split never changes; m has no influence, so that nearly equal problems are on the same side."""
     return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
@@ -42,8 +42,8 @@ def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]
 def mean_finding(
     part: str, subject: str, figure: str, values: Sequence[float], target: str | None, baselines: dict[str, float]
 ) -> Finding:
-    """The finding whose value is the mean over problems. ``values``: one per problem. The others are fields of
-    ``Finding``."""
+    """The finding whose value is the mean over problems. ``values``: one per problem. The other
+    parameters are fields of ``Finding``."""
     array = np.array(values)
     low, high = interval(len(array), lambda indices: float(array[indices].mean()))
     return Finding(part, subject, figure, len(array), float(array.mean()), low, high, target, baselines)

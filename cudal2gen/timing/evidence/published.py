@@ -9,7 +9,7 @@ from typing import Any
 from cudal2gen import places
 from cudal2gen.generation import catalog, published
 from cudal2gen.kernel import Record
-from cudal2gen.timing.evidence.findings import development
+from cudal2gen.timing.evidence.findings import is_development
 
 SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
 
@@ -22,7 +22,7 @@ def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
     return [
         record
         for record in published.structures(catalog.load(places.shipped("configs") / "kernels.jsonl"))
-        if (record.gpu, record.acc) == (gpu, acc) and development(record.n, record.k) != held_out
+        if (record.gpu, record.acc) == (gpu, acc) and is_development(record.n, record.k) != held_out
     ]
 
 

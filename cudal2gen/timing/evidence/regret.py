@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
-from cudal2gen.timing.evidence.findings import development, mean_finding
+from cudal2gen.timing.evidence.findings import is_development, mean_finding
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.heuristics import MatmulHeuristics
 from cudal2gen.timing.model.worth import SHORT_K
@@ -31,15 +31,17 @@ Score = Callable[[Recording, Tile], float]  # the score of one tile of a recordi
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """Mean regret for each GPU, of the model's first choice and of the best of its first three.
 
-    ``held_out``: True: evaluate the held-out problems; False: those for which ``development`` is true. Raises
+    ``held_out``: True: evaluate the held-out problems; False: those for which ``is_development`` is true. Raises
     WrongInput if the folder has no recordings.
     """
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
         selected = [
-            recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out
+            recording for recording in recordings if is_development(recording.sizes.n, recording.sizes.k) != held_out
         ]
-        development_half = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
+        development_half = [
+            recording for recording in recordings if is_development(recording.sizes.n, recording.sizes.k)
+        ]
         scores: dict[str, Score] = {
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
             "one order": partial(_median_ratio, median_ratios(development_half)),

@@ -25,7 +25,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.timing import model
 from cudal2gen.timing.evidence.choices import tile_times
-from cudal2gen.timing.evidence.findings import Array, development, interval, rank_correlation
+from cudal2gen.timing.evidence.findings import Array, interval, is_development, rank_correlation
 from cudal2gen.timing.evidence.learned import corrected
 from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.timing.evidence.section import Finding
@@ -121,7 +121,7 @@ def _regenerated(
 def _hopper(held_out: bool) -> Iterator[ModelledSpeedup]:
     """The modelled speedups of the published configurations of the H100 whose tile some candidate has."""
     for facts in hopper_configurations():
-        if development(facts["n"], facts["k"]) != held_out:
+        if is_development(facts["n"], facts["k"]) != held_out:
             problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
             times = tile_times(problem)
             if (own := times.get((facts["bm"], facts["bn"]))) is not None:
@@ -138,7 +138,7 @@ def _parts(
     present = [item for item in modelled if item.problem.mnk in speedups]
     if not present:
         return
-    known = [mnk for mnk in speedups if not held_out or development(*_extents(mnk)[1:])]
+    known = [mnk for mnk in speedups if not held_out or is_development(*_extents(mnk)[1:])]
     least = float(np.quantile([item.problem.flops for item in present], 0.75))
     yield "", present, known
     yield LARGE, [item for item in present if item.problem.flops > LARGE_FLOPS], known

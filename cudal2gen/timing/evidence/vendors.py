@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.timing.evidence.findings import Array, development, interval, rank_correlation
+from cudal2gen.timing.evidence.findings import Array, interval, is_development, rank_correlation
 from cudal2gen.timing.evidence.regret import modelled_us
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.evidence.speedups import LARGE_FLOPS
@@ -46,7 +46,7 @@ def recorded_vendors(folder: Path, held_out: bool = False) -> list[Finding]:
         return []
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
-        part = [item for item in recordings if development(item.sizes.n, item.sizes.k) != held_out]
+        part = [item for item in recordings if is_development(item.sizes.n, item.sizes.k) != held_out]
         findings += list(_findings(gpu, _times(gpu, [item for item in part if item.vendor_us], heuristics)))
     return findings
 
