@@ -4,14 +4,14 @@
 tables, ``html`` as a page, and ``compare`` puts two profiles side by side.
 
 To make another kind of profile, put ``figures`` together: ``steady_window`` cuts a settled part out of a simulated main
-loop, ``Listing`` gives its lines, ``advice`` says what would shorten it, and ``composed`` serves kernels whose warps
+loop, ``Listing`` gives its lines, ``advice`` says what would shorten it, and ``compose`` serves kernels whose warps
 have roles. Other packages use the names that are imported here, and none of the modules below.
 """
 
 from kernelproof.ground.pages import Section
 from kernelproof.profile import advice, figures
 from kernelproof.profile.comparison import compare
-from kernelproof.profile.composition import composed
+from kernelproof.profile.composition import compose
 from kernelproof.profile.cubins import LaunchFacts, of_cubin
 from kernelproof.profile.figures import Advice, Occupancy, Profile, load
 from kernelproof.profile.loop import ISSUE_PORT, Listing, LoopWindow, steady_window
@@ -32,7 +32,7 @@ __all__ = [
     "Section",
     "advice",
     "compare",
-    "composed",
+    "compose",
     "figures",
     "html",
     "l2_share",

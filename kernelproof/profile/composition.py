@@ -10,7 +10,7 @@ from kernelproof.profile import advice, figures
 from kernelproof.profile.loop import Listing, source_text
 
 
-def composed(
+def compose(
     function: sass.Function,
     listing: Listing,
     loop: figures.MainLoop,

@@ -21,7 +21,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 from kernelproof.profile import advice, figures
-from kernelproof.profile.composition import composed
+from kernelproof.profile.composition import compose
 from kernelproof.profile.loop import Listing, LoopWindow, steady_window
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.rates import LAUNCH_US, l2_share
@@ -215,7 +215,7 @@ class _CubinKernel:
 
     @property
     def profile(self) -> figures.Profile:
-        return composed(
+        return compose(
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=self.function.sm,
             gpu=self.gpu,

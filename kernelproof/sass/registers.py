@@ -98,7 +98,7 @@ def address_reads(instruction: Instruction) -> int:
 def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> RegisterAccess:
     """``access`` by the parts of an instruction on which it depends, so that equal instructions share the result."""
     name, *modifiers = opcode.split(".")
-    results = _results(name, operands)
+    results = _result_count(name, operands)
     widths = _widths(name, modifiers, operands)
     reads, writes = _mask(guard or "", 1), 0
     for at, operand in enumerate(operands):
@@ -114,7 +114,7 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Regist
     return RegisterAccess(reads, writes)
 
 
-def _results(name: str, operands: tuple[str, ...]) -> int:
+def _result_count(name: str, operands: tuple[str, ...]) -> int:
     """How many operands are results. These come first: a register and predicates, or predicates and a register."""
     if name in NO_RESULT or not operands or "[" in operands[0]:
         return 0
@@ -261,7 +261,7 @@ def read_operands(instruction: Instruction) -> list[tuple[int, bool]]:
 @lru_cache(maxsize=1 << 16)
 def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bool]]:
     """``read_operands`` by the parts of an instruction on which it depends."""
-    results = _results(opcode.split(".", 1)[0], operands)
+    results = _result_count(opcode.split(".", 1)[0], operands)
     name, *modifiers = opcode.split(".")
     widths = _widths(name, modifiers, operands)
     # Addresses take their width in vector registers from the operand alone; its place matters to uniform registers.
@@ -288,11 +288,11 @@ def unread_instructions(instructions: Sequence[Instruction], liveness: RegisterL
     return [
         instruction
         for instruction, (_, writes), after in zip(instructions, liveness.accesses, liveness.after, strict=True)
-        if writes and not writes & after and _pure(instruction, sm)
+        if writes and not writes & after and _is_pure(instruction, sm)
     ]
 
 
-def _pure(instruction: Instruction, sm: str) -> bool:
+def _is_pure(instruction: Instruction, sm: str) -> bool:
     """Whether an instruction has no effect but to write its results."""
     if instruction.name in EFFECTS or instruction.name.startswith("UTC"):
         return False

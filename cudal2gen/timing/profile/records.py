@@ -16,7 +16,7 @@ from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
 from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
 from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
-from kernelproof.profile import LAUNCH_US, Listing, LoopWindow, advice, composed, figures, loop_words, steady_window
+from kernelproof.profile import LAUNCH_US, Listing, LoopWindow, advice, compose, figures, loop_words, steady_window
 from kernelproof.sass import Stream, Timeline, Ways, simulate
 
 NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound
@@ -173,7 +173,7 @@ class _SimulatedKernel:
     def profile(self) -> figures.Profile:
         """The profile of the record."""
         record = self.record
-        return composed(
+        return compose(
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=record.arch,
             gpu=record.gpu,

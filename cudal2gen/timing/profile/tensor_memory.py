@@ -18,7 +18,7 @@ from cudal2gen.timing.model import Estimate, estimate, floor, memory
 from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, of_record, tail_share
 from kernelproof import sass
-from kernelproof.profile import ISSUE_PORT, LAUNCH_US, Listing, LoopWindow, composed, figures
+from kernelproof.profile import ISSUE_PORT, LAUNCH_US, Listing, LoopWindow, compose, figures
 from kernelproof.sass import COPIES, MMA, Graph, Instruction, Issue, Loops, Pipe, Role, count, pipe_use
 
 TENSOR_LOADS = frozenset(("LDTM",))  # opcodes of machine code that read tensor memory
@@ -194,7 +194,7 @@ class TensorMemoryKernel:
     def profile(self) -> figures.Profile:
         """The complete profile."""
         record = self.record
-        kernel_profile = composed(
+        kernel_profile = compose(
             self.function, self.listing, self.loop, of_record(record, self.function.registers), self.time,
             edits(record),
             arch=record.arch,

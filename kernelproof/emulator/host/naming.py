@@ -52,7 +52,7 @@ class Naming:
         offset = place.address - variable.offset
         declared = shared_variable(text, variable.name, variable.nbytes)
         named = replace(place, buffer=variable.name, offset=offset)
-        return _indexed(named, declared, declared.extents if declared is not None else ())
+        return _with_index(named, declared, declared.extents if declared is not None else ())
 
     def _shared_variable(self, offset: int) -> SharedVariable | None:
         """The variable that contains an offset in shared memory. Beyond the static memory it is the ``extern`` array,
@@ -83,8 +83,8 @@ class Naming:
         )
         if buffer.is_typed:
             declared = Declaration("", buffer.element_name, buffer.shape)
-            return _indexed(named, declared, buffer.shape, buffer.dtype.itemsize)
-        return _indexed(named, declared, ())
+            return _with_index(named, declared, buffer.shape, buffer.dtype.itemsize)
+        return _with_index(named, declared, ())
 
     def _numbered(self, number: int, text: str) -> str:
         """The name of the allocation that ``Memory.label`` calls ``buffer <number>``."""
@@ -114,7 +114,7 @@ class Naming:
         return None
 
 
-def _indexed(place: Place, declared: Declaration | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
+def _with_index(place: Place, declared: Declaration | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
     """The place with its index in elements: (row, column, ...) if all extents but the first are known, else one linear
     index. ``unit``: bytes of an element, 0: as declared."""
     unit = unit or (declared.element_bytes if declared is not None else 0)

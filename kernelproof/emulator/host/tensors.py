@@ -21,7 +21,7 @@ class Tensors:
 
     def __init__(self, memory: Memory, roles: Mapping[int, str] | None = None) -> None:
         self.memory, self.roles = memory, roles or {}
-        self._placed: dict[int, tuple[Buffer, Array, TorchTensor]] = {}
+        self._uploads: dict[int, tuple[Buffer, Array, TorchTensor]] = {}
 
     def address(self, tensor: TorchTensor, name: str = "", role: str = "inout") -> int:
         """Upload a tensor's storage; returns the device address of the tensor's first element. ``name``: what findings
@@ -29,11 +29,11 @@ class Tensors:
         cannot be arguments."""
         kind, content = element_name(tensor), host_bytes(tensor)
         start = tensor.untyped_storage().data_ptr()
-        if start not in self._placed:
+        if start not in self._uploads:
             buffer = self.memory.allocate(len(content), self.roles.get(start, role), name=name)
             _describe(buffer, tensor, kind)
-            self._placed[start] = buffer, content, tensor
-        buffer = self._placed[start][0]
+            self._uploads[start] = buffer, content, tensor
+        buffer = self._uploads[start][0]
         if buffer.role == "input" and start not in self.roles:
             buffer.role = role
         buffer.bytes()[:] = POISON if buffer.role == "output" else content
@@ -41,7 +41,7 @@ class Tensors:
 
     def store(self) -> None:
         """Copy the buffers that kernels may have written back to their tensors."""
-        for buffer, content, _ in self._placed.values():
+        for buffer, content, _ in self._uploads.values():
             if buffer.role != "input":
                 content[:] = buffer.bytes()
 

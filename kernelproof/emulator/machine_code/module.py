@@ -16,7 +16,7 @@ from kernelproof.emulator.machine_code.idioms import REPLACED, with_allocations
 from kernelproof.emulator.machine_code.instructions.control import PRINT
 from kernelproof.emulator.machine_code.instructions.tensor_memory import load_scoreboards
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
-from kernelproof.emulator.machine_code.webs import separated
+from kernelproof.emulator.machine_code.webs import with_webs
 from kernelproof.emulator.state.sites import Frame, Hazard, Site
 from kernelproof.sass import Function as MachineFunction
 from kernelproof.sass import Instruction, disassemble, hazards
@@ -76,7 +76,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
         if ins.address in targets:
             low.label(ins.address)
         low.lower(ins)
-    body, kinds = separated(_without_rank(reachable, low.body), low.kinds)
+    body, kinds = with_webs(_without_rank(reachable, low.body), low.kinds)
     # Parameters may have gaps between them. Each but the first is aligned to its own offset, so that it lies there.
     params = [Variable(name, "param", size, start - bank.start or 16) for name, start, size in parameters]
     attributes: dict[str, tuple[int, ...]] = {}

@@ -66,7 +66,7 @@ class _Writes:
         return [(name, write) for i, write in enumerate(writes) if of_register >> i & 1] or [(name, _ENTRY)]
 
 
-def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
+def with_webs(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
     """The body with a register for each web, and the types of these registers."""
     blocks = _blocks(body)
     accesses = [_accesses(item, kinds) for item in body]
