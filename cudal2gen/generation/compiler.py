@@ -179,7 +179,7 @@ def build(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact]:
-    """Compiled kernels of the records, in their order; reuses complete directories.
+    """Compiles the records and returns their kernels in the same order. Kernels that are built already are reused.
 
     Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
     ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
@@ -426,7 +426,7 @@ def _ninja(
 def _temporary_files() -> Iterator[dict[str, str]]:
     """The variable that names a folder for a compiler's temporary files, which a killed compiler leaves behind.
 
-    It is not in the build directory, whose path may hold what nvcc does not quote.
+    It is not in the build directory, because the path of that may contain characters that nvcc does not quote.
     """
     with tempfile.TemporaryDirectory("", "cudal2gen-", temporary_folder(), ignore_cleanup_errors=True) as folder:
         yield {"TMPDIR": folder}

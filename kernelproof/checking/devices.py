@@ -35,7 +35,7 @@ def device(name: str) -> Device:
 
 
 def target(name: str | None = None) -> str:
-    """The architecture to compile for on a device, such as ``sm_90a``; ``name``: as of ``device``, or None for the
+    """The architecture to compile for on a device, such as ``sm_90a``; ``name``: what ``device`` takes, or None for the
     default.
 
     Since 9.0 the suffix ``a`` enables the instructions that only this architecture has. Raises WrongInput.

@@ -2,8 +2,8 @@
 
 A CTA computes k-steps one after the other. Each part of the chip bounds the time of a step: tensor cores, shared
 memory, the L2, device memory, issue, a CTA's chain of waits, and the latency of a load divided by the loads under way.
-CTAs come in waves; in the last one, with fewer CTAs, an SM hides less. The bounds of a wave are combined by a norm
-(``OVERLAP``). Launch, first load, epilogue and the sums of a split k are added.
+CTAs come in waves; in the last one, with fewer CTAs, an SM hides less latency. The bounds of a wave are combined by a
+norm (``OVERLAP``). Launch, first load, epilogue and the sums of a split k are added.
 
 Not modelled: bank conflicts, the order of instructions, and a clock that falls under load. Times are in microseconds.
 docs/timing-model.md has the constants and their sources.

@@ -12,7 +12,7 @@ MAX_OPENINGS = 100  # most opening braces at which the search for an object is t
 
 
 def text_of(reply: Reply) -> str:
-    """The text of an answer; if it is empty, the reasoning, as which some servers send the whole answer."""
+    """The text of an answer. If it is empty, the reasoning, because some servers send the whole answer there."""
     return reply.text if reply.text.strip() else reply.reasoning
 
 

@@ -116,8 +116,8 @@ class ClusterOrder(SharedMemory):
         return out
 
     def _released(self, lanes: Array, tags: Array, hazard: str) -> tuple[Array, Array]:
-        """For tags of single threads: the lanes of the batch that these threads are; and the tick up to which ``lanes``
-        have acquired releases of some lanes of the threads' warps."""
+        """For tags of single threads: the numbers of these threads' lanes in the batch; and, for each of ``lanes``, the
+        tick up to which it has acquired releases by some lanes of the thread's warp."""
         batch, clocks = self.batch, self.cluster_clocks
         actor, _, column = self._split(tags)
         column = self._deciding_columns(actor, column, hazard)

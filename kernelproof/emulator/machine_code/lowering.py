@@ -72,7 +72,7 @@ class Lowering:
 
     ``bank``, ``data``: the contents of the constant banks. ``instructions``: those of the function.
     ``copy_scoreboards``, ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk
-    stores. ``load_scoreboards``: the mask of those by which loads of tensor memory are waited for. ``returns``: the
+    stores. ``load_scoreboards``: the mask of those that show when loads of tensor memory are complete. ``returns``: the
     addresses after calls. ``stack``: bytes of the stack, which grows down to the beginning of local memory. ``body``:
     the PTX so far. ``kinds``: register -> its type. ``current``: the instruction that is being lowered. ``members``:
     the lanes that execute it together, if an earlier instruction has named them.

@@ -13,8 +13,9 @@ _TO_SLOT, _MULTIPLIER = np.uint64(64 - _SLOT_BITS), np.uint64(0x9E3779B97F4A7C15
 
 
 class Horizons:
-    """Pairs of warps (any number for each, from 0) -> a tick before which accesses of the one happen before the present
-    of the other. Clocks only grow, so a tick that was true once remains true. A pair may replace another one."""
+    """A cache: a pair of warps -> a tick. The first warp's accesses before this tick happen before the second warp's
+    next access. Clocks only grow, so a tick that was true once remains true. The caller numbers the pairs, from 0 on. A
+    pair may push another one out of the cache."""
 
     def __init__(self) -> None:
         # Number of the pair plus one, 0 for none.

@@ -57,7 +57,7 @@ def precedence(report: Report) -> tuple[bool, int]:
 
 def keys(report: Report) -> tuple[list[Key], list[Key]]:
     """The keys that a finding shares with others of its cause; and the keys of races that may have caused it. By the
-    latter it joins a race that has been found, but no other finding joins it."""
+    latter the finding joins a race that was already found; they let no other finding join this one."""
     place = report.place
     buffer = place.buffer if place is not None else ""
     base = (report.severity, plain_name(report.kernel), buffer)

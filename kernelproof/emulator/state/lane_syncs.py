@@ -7,13 +7,15 @@ import numpy as np
 from kernelproof.emulator.state.arrays import Array, bits_of
 from kernelproof.emulator.state.batch_state import BatchState
 
-# Warps whose lanes learn from each other in one step: each takes 256 KiB.
+# How many warps are handled in one step, which takes 256 KiB for each of them.
 STEP = 16
 
 
 class LaneSyncs:
-    """``ticks[warp, lane, other]``: accesses of the other lane before this tick happen before the lane's present, by
-    synchronisations of some lanes of the warp. Those of whole warps are in the clocks of warps.
+    """Which accesses of other lanes of its warp each lane knows to be over.
+
+    ``ticks[warp, lane, other]``: accesses of the other lane before this tick happen before the lane's next access, by
+    synchronisations of some lanes of the warp. Synchronisations of whole warps are in the clocks of warps.
 
     ``groups``: per warp and lane, the lanes that it has met at the last synchronisation, and ``met``: the tick of that,
     which is not in ``ticks`` yet. If the same lanes meet again, only that tick changes. ``last``: per warp, the tick of
@@ -38,7 +40,7 @@ class LaneSyncs:
         return np.asarray((absent.any(axis=2) & arriving).any(axis=1))
 
     def meet(self, arriving: Array, words: Array, tick: int) -> None:
-        """Lanes of some warps, shape (warps, 32), meet those of them that their masks name."""
+        """Each ``arriving`` lane, shape (warps, 32), meets the arriving lanes that its mask (``words``) names."""
         if not self.active:
             self.active, self.met = True, np.zeros((len(words), 32), np.int64)
             self.ticks, self.groups = (np.zeros((len(words), 32, 32), kind) for kind in (np.int64, bool))
@@ -60,8 +62,8 @@ class LaneSyncs:
         return np.asarray(np.maximum(self.ticks[at], np.where(self.groups[at], self.met[at][..., None], 0)))
 
     def cover(self, lanes: Array, others: Array, ticks: Array, several: Array) -> Array:
-        """Per element: does the access of lane ``others`` of a lane's own warp at a tick happen before the lane's
-        present? ``several``: it is by any lane of the warp, of which one that the lane has met suffices."""
+        """Per element: does the access at a tick by lane ``others`` of the lane's own warp happen before the lane's
+        next access? ``several``: the access is by several lanes of the warp, and it suffices to have met one."""
         known = self._known(lanes >> 5, lanes & 31)
         until = np.where(several, known.max(axis=1), known[np.arange(len(lanes)), others])
         return np.asarray(ticks < until)

@@ -1,9 +1,8 @@
-"""Keeps the vector clocks of a CTA's warps: which accesses of other warps happen before a warp's next access (its
-present).
+"""Keeps the vector clocks of a CTA's warps: which accesses of other warps happen before a warp's next access.
 
 This models the causality order of the PTX memory consistency model between the warps of one CTA. Time is the launch's
 tick, which every synchronisation advances. An access is tagged with the tick at which it happens. It happens before
-warp w's present if and only if its tick is smaller than the entry of w's clock for the warp that made it.
+warp w's next access if and only if its tick is smaller than the entry of w's clock for the warp that made it.
 
 A clock has two entries for each warp. Accesses before the tick of the second entry were released by all lanes of that
 warp. Accesses between the two ticks were released by some lanes only, and ``LaneReleases`` says by which.
@@ -25,7 +24,7 @@ class WarpClocks:
     """Happens-before between the warps of each CTA of a batch.
 
     ``base[row]`` is the tick of the CTA's last barrier of all threads: all accesses before it happen before every
-    warp's present. As long as there are only such barriers, ``base`` is the complete clock. ``table`` (row, warp,
+    warp's next access. As long as there are only such barriers, ``base`` is the complete clock. ``table`` (row, warp,
     column) is made when some warps learn more than others. It has two columns for each warp: the column of the warp's
     number is for accesses that some of its lanes have released, and the one ``together`` further is for accesses that
     all have. Invariants: base[row] <= table[row], no entry ever shrinks, and the entry for all lanes is never the
@@ -52,14 +51,14 @@ class WarpClocks:
         self.base[:] = self.launch.tick
 
     def horizon(self, row: Array | int, warp: Array | int, other: Array, by_all_lanes: Array | bool = False) -> Array:
-        """Per element: the tick before which accesses of warp ``other`` happen before the present of warp ``warp`` of
-        the same CTA, if their lanes have released them; with ``by_all_lanes``, in any case."""
+        """Per element: the tick before which accesses of warp ``other`` happen before the next access of ``warp`` (both
+        of CTA ``row``), if their lanes have released them; with ``by_all_lanes``, in any case."""
         if self.table is None:
             return np.asarray(self.base[row])
         return np.asarray(self.table[row, warp, other + self.together * by_all_lanes])
 
     def covers(self, lanes: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
-        """Per element: does the access of a thread of the same CTA at a tick happen before a lane's present?
+        """Per element: does the access of a thread of the same CTA at a tick happen before a lane's next access?
         ``several``: the access is by this thread or another of its warp, so a release by any lane of the warp
         suffices."""
         row, warp = self.batch.row_of[lanes], self.batch.warp[lanes]
@@ -80,7 +79,7 @@ class WarpClocks:
 
     def released_by_others(self, row: Array, warp: Array, thread: Array, tick: Array) -> Array:
         """Per element: does the access of a thread of another warp at a tick come before a release by some lane of its
-        warp, which happens before a warp's present?"""
+        warp, which happens before a warp's next access?"""
         other = thread >> 5
         return np.asarray((other != warp) & (tick < self.horizon(row, warp, other)))
 
@@ -101,8 +100,8 @@ class WarpClocks:
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
     ) -> bool:
-        """Does the access of warp ``other_warp`` at a tick happen before the present of ``warp``, by that warp's clock
-        or by one of ``clocks``?"""
+        """Does the access of warp ``other_warp`` at a tick happen before the next access of ``warp``, by that warp's
+        clock or by one of ``clocks``?"""
         if row != other_row:
             return False
         if self.table is None:
@@ -110,7 +109,7 @@ class WarpClocks:
         return any(int(clock[other_warp]) > tick for clock in (self.table[row, warp], *clocks))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
-        """Does an access of another CTA of the cluster happen before a warp's present? Without clusters never."""
+        """Does an access of another CTA of the cluster happen before a warp's next access? Without clusters never."""
         del row, warp, other_row, other_warp, tick, read
         return False
 
@@ -144,8 +143,8 @@ class WarpClocks:
         return clock
 
     def _cover(self, clock: Array, row: int, warp: int, lanes: Array | None, tick: int) -> None:
-        """Add to a clock that a warp publishes the accesses of these of its lanes (None: all) before a tick, and those
-        of its other lanes before the warp last executed an instruction together."""
+        """Add accesses to a clock that a warp publishes: those of ``lanes`` (None: all of the warp) before a tick, and
+        those of the warp's other lanes before all lanes last executed an instruction together."""
         column = self.column(row, warp)
         self.set(clock, column, tick)
         if lanes is None or self.releases.are_whole(lanes, np.array([row * self.batch.warps_per_cta + warp]))[0]:
@@ -168,8 +167,8 @@ class WarpClocks:
 
     def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
         """Warps of a CTA (``whole``: all its threads) have met at a barrier, and the tick has advanced. The warps that
-        were ``waiting`` now know what any of the warps knew, and the clock that others ``released`` which arrived and
-        did not wait."""
+        were ``waiting`` now know what any of the warps knew. ``released``: the clock of warps that arrived and did not
+        wait, which the waiting ones learn too."""
         tick = self.launch.tick
         if whole and len(waiting) == len(warps):
             self.base[row] = tick
@@ -183,8 +182,8 @@ class WarpClocks:
 
     def warp_sync(self, m: Mask, members: Scalar = 0xFFFFFFFF) -> None:
         """The lanes of ``m`` have synchronised with those of their warp that ``members`` names: earlier accesses of
-        these happen before their later ones. If they are all lanes of the warp, its clock has that in the entries for
-        the warp itself."""
+        these happen before their later ones. If they are all lanes of the warp, this is noted in the entries that the
+        warp's clock has for the warp itself."""
         if not self.launch.options.hazards:
             return
         self.launch.tick += 1

@@ -16,8 +16,8 @@ _BYTES = ("E4M3", "E5M2")
 def convert_packed(low: Lowering, ins: Instruction) -> None:
     """A conversion whose first type is that of the result. Of two sources the first one goes to the upper half.
 
-    On sm_80 the types are singles and, unless it is named, fp16. A result of 16 bits is the lower half, and the upper
-    half is that of the last source (``MERGE_C``), here zero.
+    On sm_80 the sources are singles, and the result is fp16 if no type is named. A result of 16 bits goes to the lower
+    half. The upper half comes from the last source (``MERGE_C``), which must be zero here.
     """
     types = [part.lower() for part in ins.modifiers if part in ("F16", "BF16", "F32", "TF32", *_BYTES)]
     kind, origin = types if len(types) == 2 else (*(types or ["f16"]), "f32")

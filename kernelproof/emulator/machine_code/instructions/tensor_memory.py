@@ -129,8 +129,8 @@ def _form(ins: Instruction) -> tuple[str, int]:
 
 
 def load_scoreboards(instructions: Sequence[Instruction], sm: str) -> int:
-    """The mask of scoreboards by which loads of tensor memory are waited for. A load may take none: what follows it in
-    its queue ends later, so a wait for that is a wait for the load."""
+    """The mask of the scoreboards that show when loads of tensor memory are complete. A load may set none of its own:
+    later instructions in its queue end after it, so a wait for one of them is also a wait for the load."""
     queue = next((queue_names(ins, sm)[0] for ins in instructions if ins.name == "LDTM"), None)
     taken = (ins.control.write_barrier for ins in instructions if queue and queue_names(ins, sm)[0] == queue)
     return reduce(or_, (1 << board for board in taken if board is not None), 0)
