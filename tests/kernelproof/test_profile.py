@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelproof import profile, sass
+from kernelproof.cli.profiling import profile_of_file
 from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Table
@@ -245,6 +246,30 @@ def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: prof
     assert all(line.file and line.file.endswith("multistage.cu") for line in mmas)
     assert profile.of_cubin(cubin, "a100", "f16").kernel == "gemm_f16"
     assert all(item.gain >= 0.01 for item in alone.advice)
+
+
+def test_a_file_has_the_profile_of_its_code_or_the_one_that_was_saved(
+    cubin: Path, alone: profile.Profile, tmp_path: Path
+) -> None:
+    assert profile_of_file(cubin, "a100", alone.kernel) == alone
+    saved = tmp_path / "saved.json"
+    saved.write_text(PROFILE.model_dump_json())
+    assert profile_of_file(saved, None) == PROFILE
+    launch = tmp_path / "launch.json"
+    launch.write_text(json.dumps({"ctas": 216, "threads": 128, "smem_bytes": 65536, "iterations": 64}))
+    launched = profile_of_file(cubin, "a100", None, launch)
+    assert (alone.time, launched.time is None, launched.kernel) == (None, False, alone.kernel)
+    with pytest.raises(WrongInput):
+        profile_of_file(tmp_path / "missing.cubin", "a100")
+
+
+@pytest.mark.parametrize(("a", "b"), [("1024_64_64 f16", "64_64_64 f16"), (None, "64_64_64 f16"), (None, None)])
+def test_a_comparison_says_of_which_problems_it_is(a: str | None, b: str | None) -> None:
+    first, second = (PROFILE.model_copy(update={"problem": problem}) for problem in (a, b))
+    (section,) = profile.compare(first, second)
+    cells = [row[1:] for row in section.tables[0].rows]
+    assert (a or "—", b or "—") in cells
+    assert (PROFILE.kernel, PROFILE.kernel) in cells
 
 
 def test_a_wait_that_is_taken_away_is_a_hazard(cubin: Path, alone: profile.Profile, tmp_path: Path) -> None:
