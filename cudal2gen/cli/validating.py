@@ -162,7 +162,7 @@ def validate(
     card = _gpu(selection.device, records) if on == "gpu" else None
     kernels = compilation.distinct(records)
     pending = (
-        _without_verdict(kernels, card.model if card else _emulator_place(on)) if changed else list(kernels.values())
+        _without_verdict(kernels, card.model if card else _emulator_origin(on)) if changed else list(kernels.values())
     )
     built = compilation.attempt(pending)
     judgements = _emulator_judgements(built, compilation, on)
@@ -190,25 +190,26 @@ def validate(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
-    """The records whose kernels, given by digest, have no stored verdict from this place of execution."""
+def _without_verdict(kernels: dict[str, Record], origin: str) -> list[Record]:
+    """The records whose kernels, given by digest, have no stored verdict of this origin (``Verdict.on``)."""
     from cudal2gen import results
 
     stored = results.latest()
-    return [record for digest, record in kernels.items() if (digest, place) not in stored]
+    return [record for digest, record in kernels.items() if (digest, origin) not in stored]
+
 
 
 def _rounding(on: str) -> RoundingName:
-    """How the emulator's tensor cores round in a place such as emulator:a100."""
+    """How the emulator's tensor cores round, given a value of ``--on`` such as emulator:a100."""
     named: dict[str, RoundingName] = {"a100": "a100", "h100": "h100"}
     return named.get(on.partition(":")[2], "model")
 
 
-def _emulator_place(on: str) -> str:
-    """The place under which verdicts of ``--on`` are stored."""
+def _emulator_origin(on: str) -> str:
+    """The origin (``Verdict.on``) of the verdicts that ``--on`` gives in the emulator."""
     from cudal2gen import validator
 
-    return validator.place(_rounding(on), on == MACHINE_CODE)
+    return validator.verdict_origin(_rounding(on), on == MACHINE_CODE)
 
 
 def _emulator_judgements(

@@ -61,7 +61,7 @@ INSTRUCTIONS = frozenset({
 })  # fmt: skip
 
 # ``Verdict.on`` of the emulator, which executed PTX or machine code. If its tensor cores did not round as they do by
-# default, the rounding follows after a comma (``validator.place``).
+# default, the rounding follows after a comma (``validator.verdict_origin``).
 IN_PTX, IN_MACHINE_CODE = "emulator", "emulator, machine code"
 
 _SMS = " SMs"  # ends the name of a card that is not in ``GPUS``; see ``Environment.card``

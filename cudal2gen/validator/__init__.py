@@ -14,11 +14,11 @@ from cudal2gen.validator.correctness import INPUTS as INPUTS
 from cudal2gen.validator.emulated import Execution as Execution
 from cudal2gen.validator.emulated import Modes as Modes
 from cudal2gen.validator.emulated import execute as execute
-from cudal2gen.validator.emulated import place as place
 from cudal2gen.validator.emulated import run_case as run_case
 from cudal2gen.validator.emulated import summary as summary
 from cudal2gen.validator.emulated import validate as validate
 from cudal2gen.validator.emulated import validate_all as validate_all
+from cudal2gen.validator.emulated import verdict_origin as verdict_origin
 from cudal2gen.validator.problems import Shape as Shape
 from cudal2gen.validator.problems import own_shape as own_shape
 from cudal2gen.validator.problems import stress_shapes as stress_shapes

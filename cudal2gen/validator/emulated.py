@@ -1,8 +1,8 @@
 """Judges a kernel in the emulator: executes its PTX or machine code on the CPU, through the launcher, and compares D.
 
 Every problem is executed once with hazard detection. If warpgroups wait for each other at mbarriers, the largest
-problem is executed again in an adverse order. Leading dimensions are longer than rows unless sizes are compiled in; the
-elements between rows are NaN in A and B, and must not be written in D.
+problem is executed again in an adverse order. Leading dimensions are longer than rows, unless sizes are compiled in or
+counters are taken. The elements between rows are NaN in A and B, and must not be written in D.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ LOOP_ROOM = 10_000  # backward branches allowed for copies and stores, in additi
 
 
 class ComputedProduct(NamedTuple):
-    """The computed part of one product: its operands and its D. ``fused``: operands besides A and B; ``aux``: the
-    output besides D."""
+    """The computed part of one product: A (computed rows,k), B (computed columns,k) and D (computed rows,columns).
+
+    ``fused``: the operands besides A and B. ``aux``: the output besides D.
+    """
 
     a: Array
     b: Array
@@ -47,9 +49,12 @@ class ComputedProduct(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """The result of one launch: the computed part of each product, with operands that have the k of the launch.
+    """The result of one launch.
 
-    ``findings`` are errors, ``remarks`` the emulator's other reports.
+    ``products``: for each product, the rows and columns of D that were computed, and what they are computed from. A and
+    B are padded with zeros to the k of the launch, which may exceed the problem's. ``ctas``: how many CTAs were
+    executed, 0 if the launch was refused. ``tiles``: how many tiles were executed, over all products. ``findings`` are
+    errors, ``remarks`` the emulator's other reports. ``counters``: None unless asked for.
     """
 
     products: tuple[ComputedProduct, ...]
@@ -92,8 +97,8 @@ class Modes(TypedDict, total=False):
 class _Matrices:
     """A launch's matrices in the emulator's memory; only ``rows`` and ``cols`` of D are computed.
 
-    If the launch is larger than the problem, the rest of A and B is zero, as a caller pads them. ``packed``: leading
-    dimensions are as short as possible, as users have them.
+    If the launch is larger than the problem, the rest of A and B is zero, because callers pad with zeros. ``inputs``: a
+    kind of ``problems.kinds``. ``packed``: leading dimensions are as short as possible, as users have them.
     """
 
     def __init__(
@@ -108,8 +113,7 @@ class _Matrices:
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches, vector = batches(record, shape, packed), record.element.vector
         rng = np.random.default_rng(seed)
-        # For each product, only the factors of the computed part of D are drawn: A (computed rows,k), B (computed
-        # cols,k).
+        # Only the factors of the computed part of D are drawn.
         products = [
             _draw_factors(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
             for product_rows in self._rows
@@ -130,7 +134,7 @@ class _Matrices:
         self._offset_d = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
         # The elements of the buffer of D in which each product's m x ldd matrix lies.
         starts = [self._offset_d + number * self.batches.d for number in range(len(products))]
-        self._places_d = [slice(start, start + m * ldd) for start in starts]
+        self._slices_of_d = [slice(start, start + m * ldd) for start in starts]
         self._d = self._output("D", self._mask_of_d(record.fusion.d_cols(n)))
         self._aux_shape = (m, aligned(n, vector) + vector)
         self._aux = self._output("aux", _column_mask(self._aux_shape, n)) if record.fusion.aux else None
@@ -142,10 +146,10 @@ class _Matrices:
     def _upload_factor(
         self, name: str, along_k: bool, extent_and_ld: tuple[int, int], rows: Array, values: list[Array], stride: int
     ) -> int:
-        """Uploads A or B as it is stored, in rows along k or across it, and returns its address.
+        """Uploads A (m,k) or B (n,k) as it is stored, in rows along k or across it, and returns its address.
 
-        ``values``: for each product the given ``rows`` with all of k. ``extent_and_ld``: rows of the complete matrix,
-        and its leading dimension.
+        ``values``: for each product the given ``rows`` with all of k. ``extent_and_ld``: m or n of the launch, and the
+        leading dimension. ``stride``: elements from one product's matrix to the next.
         """
         (extent, ld), depth = extent_and_ld, values[0].shape[1]
         if along_k:
@@ -153,10 +157,10 @@ class _Matrices:
         return self._input(name, (depth, ld), np.arange(depth), rows, [value.T for value in values], stride)
 
     def _by_rows(self, values: list[Array], rows: Array) -> list[Array]:
-        """Values that have a row for each row of D, as they lie in memory.
+        """Arranges values that have a row for each computed row of D as they lie in memory.
 
-        Each product is followed by rows of zeros, as a caller pads. Groups lie one after the other, and the rows after
-        them are NaN.
+        In a batch, each product is padded with rows of zeros to the rows of the launch. Groups are stacked in one
+        matrix without padding, and the rows after the last group are NaN.
         """
         if self._grouped:
             stacked = np.concatenate(values)
@@ -171,10 +175,10 @@ class _Matrices:
 
     def _mask_of_d(self, n: int) -> Array:
         """The mask of the elements of D that the products write: their rows, and ``n`` columns."""
-        (m, ldd), last = self._d_shape, self._places_d[-1]
+        (m, ldd), last = self._d_shape, self._slices_of_d[-1]
         mask = np.zeros(last.stop, bool)
-        for place, rows in zip(self._places_d, self._rows, strict=True):
-            matrix = mask[place].reshape(self._d_shape)
+        for part, rows in zip(self._slices_of_d, self._rows, strict=True):
+            matrix = mask[part].reshape(self._d_shape)
             matrix[rows if self._grouped else slice(m), :n] = True
         return mask.reshape(self._d_shape) if len(mask) == m * ldd else mask
 
@@ -186,11 +190,15 @@ class _Matrices:
         return {"groups": Groups(ends.address, len(shape.groups), self.batches.b, self.batches.bias)}
 
     def _fused_arguments(self, record: Record, extents: tuple[int, int, int], rows: Array, cols: Array) -> Fused:
-        """Bias and C in the emulator's memory, padded with zeros by the caller; NaN where no executed CTA may read."""
+        """The launcher's arguments for fused operands: uploads bias and C, and names aux.
+
+        Bias and C are padded with zeros, as callers pad them, and are NaN where no executed CTA may read.
+        ``extents``: m and n of the launch, and the leading dimension of C.
+        """
         m, n, ld = extents
         bias, c = 0, 0
-        vectors = [operands.bias for operands in self._fused if operands.bias is not None]
-        matrices = [operands.c for operands in self._fused if operands.c is not None]
+        vectors = [further.bias for further in self._fused if further.bias is not None]
+        matrices = [further.c for further in self._fused if further.c is not None]
         if record.fusion.bias == "n":
             values = [_zero_padded(vector[None, :], 1, len(cols)) for vector in vectors]
             bias = self._input("bias", (1, n), np.arange(1), cols, values, self.batches.bias)
@@ -213,10 +221,10 @@ class _Matrices:
         stride: int = 0,
         of_d: bool = False,
     ) -> int:
-        """Uploads inputs, one matrix for each of ``values``, ``stride`` elements apart, and returns their address.
+        """Uploads one matrix of ``size`` for each of ``values``, and returns the address of the first.
 
-        The values lie in the given rows and columns. The rest of those rows is NaN, and so is the space between the
-        matrices of a batch. ``of_d``: the matrices have the type and the alignment of D.
+        The matrices start ``stride`` elements apart. The values lie in the given rows and columns. The rest of those
+        rows is NaN, and so is the space between matrices. ``of_d``: the matrices have the type and the alignment of D.
         """
         dtype, offset = (self._type_d, self._offset_d) if of_d else (self._type, 0)
         elements = offset + (len(values) - 1) * stride + size[0] * size[1]
@@ -235,8 +243,8 @@ class _Matrices:
     def products(self) -> tuple[ComputedProduct, ...]:
         """The computed part of each product."""
         elements = self._d.bytes().view(self._type_d)
-        places = zip(self._places_d, self._rows, strict=True)
-        parts = [elements[place].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for place, rows in places]
+        places = zip(self._slices_of_d, self._rows, strict=True)
+        parts = [elements[part].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for part, rows in places]
         aux = None
         if self._aux:  # aux exists for a single product only
             aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
@@ -252,11 +260,14 @@ def _is_fault(record: Record, report: emulator.Report) -> bool:
     return report.is_error or (report.kind == "tcgen05-fence" and not record.TEXTUAL)
 
 
-def _counter_findings(kernel: OpenKernel, memory: emulator.Memory) -> list[str]:
-    """A finding if a launch leaves counters that are not zero: the next launch on its stream would start with them."""
+def _arrival_findings(kernel: OpenKernel, memory: emulator.Memory) -> list[str]:
+    """A finding if a launch leaves arrival counters in device memory that are not zero.
+
+    The next launch on its stream would start with them.
+    """
     address, size = kernel.counters()
-    counters = memory.find(address - memory.base) if size else None
-    nonzero = [] if counters is None else np.flatnonzero(counters.bytes().view(np.uint32)).tolist()
+    arrivals = memory.find(address - memory.base) if size else None
+    nonzero = [] if arrivals is None else np.flatnonzero(arrivals.bytes().view(np.uint32)).tolist()
     if not nonzero:
         return []
     return [f"counters-left: {len(nonzero)} counters are not zero after the launch, the first is number {nonzero[0]}"]
@@ -277,18 +288,22 @@ def execute(
     machine_code: bool = False,
 ) -> Execution:
     """Launches a built kernel on one problem in the emulator. A faulty kernel raises nothing; it gives findings.
-    Raises UnknownMachineCode.
 
-    ``machine_code``: the cubin's instructions are executed in place of the PTX. ``hazards``, ``counters``, ``adverse``,
-    ``rounding``: see ``emulator.Options``.
+    ``library``: the launcher's shared library. ``inputs``: a kind of ``problems.kinds``. ``counters``: count what the
+    launch executes, with matrices that are packed as users have them. ``machine_code``: execute the cubin's
+    instructions in place of the PTX. ``hazards``, ``adverse``, ``rounding``: see ``emulator.Options``.
+
+    Raises UnknownMachineCode if the emulator does not know an instruction of the cubin, and EmulatorError without a C
+    compiler.
     """
     m, n, k = shape.launched(record)
     tiles_m, tiles_n = _executed_tiles(shape, record)
     rows, cols = _extents(tiles_m, record.bm, m), _extents(tiles_n, record.bn, n)
+    # Counters describe the layout that users have, without space between rows.
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # In a right kernel no loop has more than 16 iterations for each k-step of all tiles together.
+    # The loops of a correct kernel make at most 16 iterations per k-step, added up over all tiles.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
     iterations = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(
@@ -303,13 +318,13 @@ def execute(
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                # If the launcher used another stream than the caller's, its work would race with the kernel, which is a
-                # finding.
+                # Work that the launcher put on another stream than the caller's would race with the kernel, and the
+                # race would be a finding.
                 stream = session.streams.new_stream() if size else 0
                 kernel.launch(
                     *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.batch_arguments
                 )
-                findings += _counter_findings(kernel, memory)
+                findings += _arrival_findings(kernel, memory)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if _is_fault(record, report)]
@@ -330,11 +345,16 @@ def execute(
 
 
 def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]:
-    """The rows and columns of executed tiles: all of them, or the first and last ones of the grid and of its slices."""
+    """Rows and columns of tiles; the tiles where they cross are executed. Without ``shape.corners`` these are all.
+
+    With it, they are the first and last row of tiles, and the first and last column of tiles of the first and of the
+    last slice of columns.
+    """
+
     tiles_m, tiles_n = ceil_div(shape.m, record.bm), ceil_div(shape.n, record.bn)
     if not shape.corners:
         return list(range(tiles_m)), list(range(tiles_n))
-    width = tiles_n  # columns of tiles in a slice of the raster
+    width = tiles_n  # how many columns of tiles a slice of columns has
     if stride := shape.swizzle_stride or record.launch_options.get("swizzle_stride"):
         width = ceil_div(tiles_n, ceil_div(tiles_n * record.bn, stride))
     ends = {0, width - 1, (tiles_n - 1) // width * width, tiles_n - 1}
@@ -342,9 +362,10 @@ def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]
 
 
 def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[int], split_k: int) -> Array:
-    """The linear indices of the CTAs of these tiles, with all their slices of k, and of the grid's last CTA."""
+    """The linear indices of the CTAs that compute these tiles, with all their slices of k, and of the grid's last
+    CTA."""
     x_size, y_size, z_size = grid
-    # A column of tiles is (z, x): slices of the raster lie along z. A row of tiles and a slice of k give y.
+    # z is the slice of columns and x the column of tiles in it. y counts rows of tiles, and in each the slices of k.
     rows = [tile * split_k + part for tile in tiles_m for part in range(split_k)]
     numbers = {(tile // x_size * y_size + y) * x_size + tile % x_size for tile in tiles_n for y in rows}
     return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
@@ -359,20 +380,21 @@ def _draw_factors(record: Record, inputs: str, m: int, n: int, k: int, rng: np.r
 def _draw_fused(
     record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
 ) -> fused.FusedOperands[Array]:
-    """The further operands of a fused product with m rows, where m may be 0."""
-    operands = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
-    return operands.of_rows(record.fusion, slice(m))
+    """The operands besides A and B of a fused product with m rows, where m may be 0."""
+    fused_operands = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
+    return fused_operands.of_rows(record.fusion, slice(m))
 
 
 def _cols_of_d(record: Record, cols: Array) -> Array:
-    """The columns of D that some columns of the product give: the same ones, or one for each gated pair."""
+    """The columns of D that are computed from some columns of the product: the same ones, or one for each gated
+    pair."""
     if not record.fusion.gate:
         return cols
     # Of each GATE_COLS columns of the product, column i of the first half and column i of the second give one column.
     half = GATE_COLS // 2
     first = cols[cols % GATE_COLS < half]
-    places: Array = first // GATE_COLS * half + first % half
-    return places
+    cols_of_d: Array = first // GATE_COLS * half + first % half
+    return cols_of_d
 
 
 def _column_mask(shape: tuple[int, int], n: int) -> Array:
@@ -406,7 +428,7 @@ def _compare_product(record: Record, inputs: str, product: ComputedProduct, orde
 def run_case(
     record: Record, artifact: Artifact, library: Path, shape: Shape, inputs: str, **modes: Unpack[Modes]
 ) -> tuple[Case, Execution]:
-    """Executes one problem with one kind of inputs and compares its results. ``modes``: see ``execute``."""
+    """Executes one problem and compares its results. Arguments and errors: see ``execute``."""
     execution = execute(record, artifact, library, shape, inputs, **modes)
     comparison, wrong = Comparison("nothing", 0), []
     if execution.ctas:
@@ -423,9 +445,9 @@ def run_case(
     return case, execution
 
 
-def place(rounding: emulator.RoundingName, machine_code: bool = False) -> str:
-    """The place of a verdict: the emulator, whether it executed machine code, and the rounding of its tensor cores if
-    that is not its default model."""
+def verdict_origin(rounding: emulator.RoundingName, machine_code: bool = False) -> str:
+    """How a verdict's field ``on`` names this emulator: whether it executed machine code, and the rounding of its
+    tensor cores if that is not its default model."""
     form = IN_MACHINE_CODE if machine_code else IN_PTX
     return form if rounding == "model" else f"{form}, {rounding} rounding"
 
@@ -437,10 +459,9 @@ def validate(
     rounding: emulator.RoundingName = "model",
     machine_code: bool = False,
 ) -> Verdict:
-    """The verdict on one built kernel, from the emulator. ``library``: the launcher. ``machine_code``: see
-    ``execute``."""
+    """The verdict on one built kernel, from the emulator. Arguments and errors: see ``execute``."""
     cases: list[Case] = []
-    counters: dict[str, float] = {}
+    figures: dict[str, float] = {}
     shapes = stress_shapes(record)
     thorough = thorough_shape(record, shapes)
     for shape in shapes:
@@ -452,7 +473,7 @@ def validate(
                 machine_code=machine_code,
             )  # fmt: skip
             cases.append(case)
-            counters |= summary(record, execution)
+            figures |= summary(record, execution)
     if record.waits_by_mbarriers:
         largest = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         modes = Modes(adverse=True, rounding=rounding, machine_code=machine_code)
@@ -460,9 +481,9 @@ def validate(
     return Verdict(
         record=record.name,
         digest=artifact.digest,
-        on=place(rounding, machine_code),
+        on=verdict_origin(rounding, machine_code),
         cases=tuple(cases),
-        counters=counters,
+        counters=figures,
         machine_code=MachineCode.of(artifact.cubin.read_bytes()) if machine_code else None,
     )
 
