@@ -9,9 +9,9 @@ This script renders every kernel that may have a verdict with the old checkout's
 if the two texts differ in anything but comments, or if a drawn kernel's PTX differs in anything but line numbers. With
 ``--unused`` texts may differ in code, and each that does is compiled: its PTX must be the same.
 
-Only then are the new digests written to ``results/verdicts.jsonl`` and ``results/proofs.jsonl``. Neither changes if
-a line of either belongs to no rendered text. ``--records`` names a file with the records of kernels that have left the
-catalog, one a line, like an earlier ``kernels.jsonl``. All digests must be of this machine's nvcc and CUTLASS.
+Only then are the new digests written to ``results/verdicts.jsonl`` and ``results/proofs.jsonl``. If a line of either
+belongs to no rendered text, both stay as they are. ``--records`` names a file with the records of kernels that have
+left the catalog, one a line, like an earlier ``kernels.jsonl``. All digests must be of this machine's nvcc and CUTLASS.
 """
 
 from __future__ import annotations

@@ -154,12 +154,13 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
     return table
 
 
-def added(old: Row, found: Row, study: Study) -> Row:
+def combine(old: Row, found: Row, study: Study) -> Row:
     """The facts of an architecture that hold for two corpora: ``old``, those that are stored, and ``found``, those of
     ``study``.
 
-    An opcode that is accessed without a wait in either corpus needs none. As the stored facts do not say which opcodes
-    that were, none is added. Of two bounds the lower one holds, and so does a distance that is less, however rare.
+    An opcode that is accessed without a wait in either corpus needs none. An opcode that ``old`` does not list is not
+    added, since it may have been accessed without a wait there. Of two bounds the lower one holds, and so does a
+    shorter distance, however rare.
     """
     uses = {"scoreboards": "result", "late": "operand", "late_uniform": "uniform"}
     opcodes = {
@@ -211,7 +212,7 @@ def store(studies: Studies, old: dict[str, Any]) -> None:
     """Writes the table: what ``studies`` and the facts of ``old`` show together."""
     corpus, facts = dict(old["corpus"]), dict(old["facts"])
     for sm, study in studies.items():
-        facts[sm] = added(facts[sm], row(study), study) if sm in facts else row(study)
+        facts[sm] = combine(facts[sm], row(study), study) if sm in facts else row(study)
         before = map(int, re.findall(r"\d+", corpus.get(sm, "0 0")))
         functions, instructions = map(sum, zip(before, (study.functions, study.instructions), strict=True))
         corpus[sm] = f"{functions} functions, {instructions} instructions"

@@ -1,4 +1,4 @@
-"""The script that compares two tools describes launches as they are, and counts answers by their meaning."""
+"""Proves that the script ``peers.py`` describes launches to other tools as they are, and counts answers by meaning."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def products(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The emulated device instead of CUDA: ``device``. ``draw`` gives small integers in its memory, ``launches`` counts
-    launches."""
+    """An emulated device in place of CUDA, as ``device``. ``draw`` gives small integers in its memory, and ``launches``
+    counts launches."""
     with on_device(products, monkeypatch, A100) as device:
         yield device
 

@@ -21,8 +21,8 @@ COVERED: dict[str, Record] = {
     "no cluster": ring(**SHARED),
 }
 BUILT_AHEAD = [*COVERED.values()]
-# The producer's text comes before the consumers', which begins with mapa. Each first takes the tiles modulo the
-# clusters, and then, in items of the last wave, the share modulo the clusters.
+# The producer's text comes before the consumers', which begins with mapa. In each, the first rem.s32 gives the number
+# of tiles in the last wave, and the second one the cluster whose share an item is.
 CONSUMERS = "mapa"
 SHARE = r"(rem.s32(?:.*\n)*?.*rem.s32(?:.*\n)*?\t"
 # After the items: a group's share of the vectors, the tile's parts, the wait for them, the sums.

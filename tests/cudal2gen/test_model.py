@@ -133,8 +133,8 @@ def test_bounds_of_mma_sync_by_hand() -> None:
     ],
 )
 def test_a_lone_ctas_chain_of_waits_by_hand(bm: int, bn: int, bk: int, repeat: list[int], clocks: float) -> None:
-    """``clocks``: those of one of four k-tiles. A k-block of 16 takes at least 38 clocks. From a k-tile's last MMA to
-    the next one's first pass 100 clocks, which MMAs in flight shorten."""
+    """``clocks``: those of one of four k-tiles. A k-block of 16 takes at least 38 clocks. Between a k-tile's last MMA
+    and the next one's first are 100 clocks, fewer if MMAs are in flight."""
     swizzle = {"smem_swizzle": [2, 3, 3] if bk == 32 else [3, 3, 3]}
     record = multistage(
         m=bm, n=bn, k=4 * bk, bm=bm, bn=bn, bk=bk, mma_repeat=repeat, padding="none", stages=3, split_k=1, c_batch=1,

@@ -21,12 +21,15 @@ SLOWER = -math.log(1.01)  # log ratio of torch's time to that of a kernel that i
 
 
 class Kind(NamedTuple):
-    """The disturbances of a race's samples, as log ratios.
+    """The disturbances of a race's samples, as differences of log times, or as shares of the samples.
 
-    ``noise``: of each sample. ``spikes``: the share of samples that take 10 to 170 % longer. ``drift``: of all clocks
-    from the first to the two hundredth sample. ``flips``: the share of samples before which the L2 becomes cold or hot,
-    which makes 35 %. ``bias``: of each contender, constant over its samples. ``ripple``: of all clocks, whose
-    period of four samples is the length of a duel's rounds.
+    - ``noise``: the standard deviation of each sample.
+    - ``spikes``: the share of samples that take 10 to 170 % longer.
+    - ``drift``: how much longer all contenders take after two hundred samples.
+    - ``flips``: the share of samples before which the L2 becomes cold or hot; with a cold L2 samples take 35 % longer.
+    - ``bias``: the standard deviation of the contenders, constant over the samples of each.
+    - ``ripple``: the amplitude of a sine that all contenders share. Its period is four samples, as long as a duel's
+      round.
     """
 
     noise: float = 0.01

@@ -39,8 +39,8 @@ def modelled(built: compiler.Artifact) -> Profile:
 def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: compiler.Artifact) -> None:
     """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps.
 
-    The floor is a launch of 1.6 us and the larger one of two times: that of 2048 FLOP per clock on 108 SMs at 1380 MHz,
-    and that of 1.7e6 bytes of device memory per microsecond.
+    The floor is 1.6 us for the launch, and the longer of two times: that of the FLOP, at 2048 per clock on each of 108
+    SMs at 1380 MHz, and that of the bytes, at 1.7e6 per microsecond.
     """
     loop, time = modelled.loop, modelled.time
     mmas = RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks

@@ -131,8 +131,8 @@ FAULTS: dict[str, Edit] = {
     "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*setp)", "", 0, TWO),
     "a stage is handed back to the own CTA alone": Edit(r"(tcgen05\.commit[^;]*), %rs\d+;", r"\1, 1;", 0, ROW),
 }  # fmt: skip
-# A branch by either of two conditions, of which BEYOND is formatted with what follows it; and the branch by the first
-# condition alone.
+# A pattern of a branch by either of two conditions, where {} stands for the instruction after it; and the same branch
+# by the first condition alone.
 BEYOND, ROWS_ALONE = r"or\.pred( \s*%p\d+, )(%p\d+), %p\d+;(?=\s*@%p\d+ bra[^;]*;\s*{})", r"or.pred\1\2, \2;"
 SLICE_FAULTS: dict[str, Edit] = {
     "sums of a tile beyond D are stored": Edit(BEYOND.format(r"sub\.s32"), ROWS_ALONE, 0, ROW_SPLIT),

@@ -20,7 +20,8 @@ CTAS, BK = RECORD.cluster_ctas, RECORD.bk
 
 
 class Launch(NamedTuple):
-    """A launch with ``rows`` x ``cols`` cluster tiles and ``clusters`` clusters."""
+    """A launch of ``clusters`` clusters. They compute ``rows`` x ``cols`` cluster tiles, each of ``steps`` k-tiles, in
+    bands of ``band`` tiles."""
 
     rows: int
     cols: int
@@ -30,8 +31,10 @@ class Launch(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An item of a cluster: its number, its tile of all, and its k-tiles from ``first`` to before ``end``. ``names``:
-    values of names that belong to its kind alone."""
+    """An item of a cluster: its number, the number of its tile, and its k-tiles from ``first`` to before ``end``.
+
+    ``names``: values of names that belong to its kind alone.
+    """
 
     number: int
     tile: int
@@ -50,6 +53,7 @@ class Items:
         self.whole = all_tiles - self.tail
 
     def begin(self, cluster: int) -> int:
+        """The first k-tile of a cluster's share, counted over all tiles of the last wave."""
         least, longer = divmod(self.tail * self.launch.steps, self.launch.clusters)
         return least * cluster + min(cluster, longer)
 

@@ -31,8 +31,8 @@ BLOCKS, COUNTERS = 64, 1024  # of counters.h
 
 
 class Product(NamedTuple):
-    """One product on the emulated device: the arguments of its launch but the stream, of which the last is its
-    workspace's address, and D with its expected value."""
+    """One product on the emulated device: D, its expected value, and the ``arguments`` of its launch but the stream.
+    The last argument is the address of its workspace."""
 
     arguments: tuple[int, ...]
     d: emulator.Buffer

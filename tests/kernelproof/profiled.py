@@ -1,6 +1,6 @@
-"""A small profile with known figures: two warps alternate, with 20 cycles each, of which the tensor core works 16.
+"""A small profile with known figures, for tests: two warps in an iteration of 20 cycles.
 
-In the first 3 cycles the tensor core still works for the previous iteration.
+The tensor core works 16 of these cycles, in the first 3 still for the previous iteration.
 """
 
 from __future__ import annotations

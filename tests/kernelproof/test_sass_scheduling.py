@@ -28,7 +28,7 @@ def study(**distances: Counter[int]) -> scheduling.Study:
 
 def test_a_distance_below_a_stored_bound_replaces_it() -> None:
     found = study(alu=Counter({4: 600}), data=Counter({4: 1, 5: 900}), tensor=Counter({7: 500}))
-    facts = scheduling.added(OLD, scheduling.row(found), found)
+    facts = scheduling.combine(OLD, scheduling.row(found), found)
     assert facts["latencies"] == {
         "alu": {"alu": 4, "data": 4, "tensor": 7, ANY: 3}, "uniform": {"uniform": 4, ANY: 3},
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_bound_needs_many_pairs() -> None:
     few = study(tensor=Counter({7: scheduling.ENOUGH - 1}))
     rare = study(tensor=Counter({7: scheduling.SUPPORT - 1, 8: scheduling.ENOUGH}))
     for found in few, rare:
-        assert "tensor" not in scheduling.added(OLD, scheduling.row(found), found)["latencies"]["alu"]
+        assert "tensor" not in scheduling.combine(OLD, scheduling.row(found), found)["latencies"]["alu"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def begun(*copies: tuple[int, int]) -> Stores:
     stores.meet()
     for lane, first in copies:
         stores.begin(lane, PLACES[first : first + 2])
-    # So this array does not tell the copies' places.
+    # All places count as being read, so only the copies themselves can tell two states apart.
     stores.read[:] = Stores.READING
     return stores
 

@@ -22,8 +22,9 @@ FOLLOWED = 40  # cycles for which results of fixed latency are followed
 class Use(NamedTuple):
     """An instruction ``later`` that uses ``registers`` of ``earlier`` without a wait; both are indices.
 
-    ``how``: ``fixed`` if it reads a result of fixed latency, so many ``cycles`` after its issue; ``result`` or
-    ``operand`` if it uses a result, or overwrites an operand, for which a scoreboard stands.
+    ``how``: ``fixed`` if it reads a result of fixed latency, ``result`` if it uses a result that a scoreboard guards,
+    ``operand`` if it overwrites an operand that one guards. ``cycles``: from the issue of ``earlier`` to that of
+    ``later``.
     """
 
     earlier: int
@@ -34,8 +35,11 @@ class Use(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """What of an instruction is pending on a path, ``cycles`` after its issue: masks of the registers of a result of
-    fixed latency (``fixed``), of one that a scoreboard guards (``result``), and of operands; and of the scoreboards."""
+    """What of an instruction is still pending on a path, ``cycles`` after its issue.
+
+    ``fixed``, ``result``, ``operand``: masks of registers, as in ``Use.how``. ``result_boards``, ``operand_boards``:
+    masks of the scoreboards that guard the latter two.
+    """
 
     cycles: int
     fixed: int

@@ -26,7 +26,7 @@ def test_fences_of_tensor_maps_are_accepted() -> None:
     assert got.tolist() == list(range(32))
 
 
-# A map of 24 rows of 64 fp16 in boxes of 8 rows, made in shared memory at 2048, published at %q, and loaded by.
+# Makes a map of 24 rows of 64 fp16, in boxes of 8 rows, in shared memory at 2048. Publishes it at %q, and loads a box.
 EDITS = """
       add.u32 %v, %s, 2048; shl.b32 %u, %t, 2; add.u32 %u, %u, %v; st.shared.u32 [%u], 0; bar.warp.sync -1;
       setp.ne.u32 %P, %t, 0; @%P bra edited;
