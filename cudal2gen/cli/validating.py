@@ -198,7 +198,6 @@ def _without_verdict(kernels: dict[str, Record], origin: str) -> list[Record]:
     return [record for digest, record in kernels.items() if (digest, origin) not in stored]
 
 
-
 def _rounding(on: str) -> RoundingName:
     """How the emulator's tensor cores round, given a value of ``--on`` such as emulator:a100."""
     named: dict[str, RoundingName] = {"a100": "a100", "h100": "h100"}
