@@ -7,7 +7,8 @@ The rules, unless ``scripts/hecbench.json`` states ``runs`` (arguments) of a pro
   product of all is at most ``ELEMENTS`` or the largest is below twice ``LEAST``;
 - everything else is unchanged.
 
-If sizes are in the source, ``edits`` of that file states texts to replace, by file of the program.
+If sizes are in the source, ``edits`` in ``scripts/hecbench.json`` states for each file of the program the texts to
+replace.
 """
 
 from __future__ import annotations

@@ -33,14 +33,14 @@ SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
 LONGEST = 13  # the longest latency of a producer that is no MMA: of a predicate to a branch
 KERNELS = 300  # number of kernels of a build folder, first by digest
-# The PTX of a kernel: it loads operands %x, %y and %t, a predicate and parameters, so that ptxas knows none of their
-# values, and then executes ``body``.
+# The beginning of a PTX text.
 HEAD = """.version 9.0
 .target {sm}
 .address_size 64
 .visible .shared .align 16 .b8 smem[1024];
 """
-# A kernel in which a result is computed and then read.
+# A kernel whose ``body`` computes a result and then reads it. Before that it loads operands %x, %y and %t, a predicate
+# and parameters, so that ptxas knows none of their values.
 KERNEL = """.visible .entry k{number}(.param .u64 in, .param .u32 a, .param .u32 b, .param .u32 c)
 {{
 .reg .b32 %x<8>; .reg .b32 %y<8>; .reg .b32 %t<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<8>; .reg .b32 %s<8>;
@@ -218,7 +218,7 @@ def table(functions: Iterable[Function]) -> dict[str, dict[str, int]]:
     return {producer: dict(sorted(readers.items())) for producer, readers in sorted(least.items())}
 
 
-def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[str, dict[str, int]]]:
+def tables(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[str, dict[str, int]]]:
     """The table of each architecture, from kernels that this script compiles and from those of a build folder."""
     tools = toolchain.discover()
     cubins = sorted(build.glob("*/kernel.cubin"))[:KERNELS] if build else []
@@ -235,7 +235,7 @@ def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[s
         }
 
 
-def formatted(toolkits: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> str:
+def to_json(toolkits: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> str:
     """JSON with a line for each producer."""
     text = json.dumps(toolkits, indent=1)
     return re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n"
@@ -247,11 +247,11 @@ def main() -> None:
     parser.add_argument("--build", type=Path, help="a build folder, whose kernels the same ptxas assembled")
     options = parser.parse_args()
     if options.sm:
-        print(json.dumps(generated([options.sm], options.build), indent=1))
+        print(json.dumps(tables([options.sm], options.build), indent=1))
         return
     toolkits = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
-    toolkits[toolchain.discover().nvcc_version] = generated(SMS, options.build)
-    TABLE.write_text(formatted(toolkits))
+    toolkits[toolchain.discover().nvcc_version] = tables(SMS, options.build)
+    TABLE.write_text(to_json(toolkits))
 
 
 if __name__ == "__main__":

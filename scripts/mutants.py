@@ -241,14 +241,14 @@ def main() -> int:
         compileall.compile_dir(checkout, quiet=1)
         runs = Runs(checkout, marks, arguments.seconds)
         for room in arguments.rooms:
-            counts = judged(room, drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}")), runs)
+            counts = judge(room, drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}")), runs)
             print(f"{room}: {counts}", flush=True)
             total = Counts(total.noticed + counts.noticed, total.judged + counts.judged)
     print(f"all rooms: {total}")
     return 0 if 0 < total.judged == total.noticed else 1
 
 
-def judged(room: str, mutants: list[Mutant], runs: Runs) -> Counts:
+def judge(room: str, mutants: list[Mutant], runs: Runs) -> Counts:
     """Run a room's tests with each of its mutants, and print those that are not noticed."""
     tests, noticed, valid = room_tests(room), 0, 0
     for mutant in mutants:

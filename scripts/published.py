@@ -64,7 +64,7 @@ Sizes = tuple[int, int, int]
 Record = catalog.Record
 
 
-def published(facts: Facts) -> dict[str, Any]:
+def fields_of(facts: Facts) -> dict[str, Any]:
     """The fields of a record that describe a published kernel. A field is None if its fact was not determined, or if no
     record can express it."""
     kind = facts.get("prefetch_inner") if facts.get("prefetch") == "k_unrolled" else facts.get("prefetch")
@@ -111,7 +111,7 @@ def _stride(facts: Facts) -> int | None:
 def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
     """`structure` and `changed` of a record that was made from this published kernel. `changed` lists the fields that
     differ from the published ones."""
-    published_fields = published(facts)
+    published_fields = fields_of(facts)
     fields = record.model_dump(mode="json")
     if record.family != "sm80_multistage":
         published_fields = {name: published_fields[name] for name in published_fields if name in fields}
@@ -121,7 +121,7 @@ def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
 
 def translate(gpu: str, acc: str, facts: Facts) -> Record:
     """The legal record closest to a published kernel. Whether it compiles without spills is not known yet."""
-    published_fields = published(facts)
+    published_fields = fields_of(facts)
     fields = {name: value for name, value in published_fields.items() if value is not None}
     fields |= {"gpu": gpu, "acc": acc, "layout": "tn", "m": facts["m"], "n": facts["n"], "k": facts["k"]}
     fields["origin"] = {"source": f"CUDA-L2 {gpu} {facts['acc_published']} {facts['m']}_{facts['n']}_{facts['k']}"}

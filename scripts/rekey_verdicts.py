@@ -158,7 +158,7 @@ def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]
     }
 
 
-def rekeyed(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
+def rekey(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
     """The lines of a file of verdicts or proofs with new digests. Raises Difference if a digest belongs to no text."""
     changed: list[str] = []
     unmapped: list[str] = []
@@ -194,7 +194,7 @@ def main() -> None:
             check_texts(pairs)
         print(f"{len(pairs) - len(changed)} of {len(pairs)} texts are the same but for comments", flush=True)
         new_digest = digests(pairs, tools)
-        renewed = {path: rekeyed(path.read_text().splitlines(keepends=True), new_digest) for path in STORED}
+        renewed = {path: rekey(path.read_text().splitlines(keepends=True), new_digest) for path in STORED}
         check_ptx([*changed, *drawn(pairs)], tools)
     except Difference as difference:
         sys.exit(str(difference))

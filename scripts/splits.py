@@ -89,7 +89,7 @@ def splits(record: Record) -> Iterator[Record]:
             continue
 
 
-def gaining(record: Record, forms: Sequence[Modelled]) -> Split | None:
+def best_split(record: Record, forms: Sequence[Modelled]) -> Split | None:
     """The split with the largest gain, None if no split gains ``MIN_GAIN`` by every form of the model."""
     before = [us(record) for us in forms]
     found = [
@@ -102,9 +102,9 @@ def gaining(record: Record, forms: Sequence[Modelled]) -> Split | None:
 
 def choose(records: Sequence[Record], tables: Tables) -> list[Split]:
     """The records that split k. Only those that gain by the cheap form are built for the other one."""
-    candidates = [record for record in slower_than_vendor(records, tables) if gaining(record, [_cheap_us])]
+    candidates = [record for record in slower_than_vendor(records, tables) if best_split(record, [_cheap_us])]
     compiler.build([version for record in candidates for version in (record, *splits(record))])
-    chosen = (gaining(record, [_cheap_us, _built_us]) for record in candidates)
+    chosen = (best_split(record, [_cheap_us, _built_us]) for record in candidates)
     return [item for item in chosen if item is not None]
 
 
@@ -182,7 +182,7 @@ def print_recorded(gains: Sequence[RecordedGain]) -> None:
             print(f"| {low} to {high} | {len(row)} | {modelled:.3f} | {recorded:.3f} | {share:.2f} |")
 
 
-def considered(folder: Path, acc: str) -> list[Split]:
+def choose_and_print(folder: Path, acc: str) -> list[Split]:
     """The choices for the records with an accumulator, after printing the gains of all of them and the choices.
 
     ``folder``: of the published speedups.
@@ -216,7 +216,7 @@ def main() -> None:
     if not options.speedups:
         return
     accs = [acc for acc in ACCS if options.acc in (None, acc)]
-    chosen = [split for acc in accs for split in considered(options.speedups, acc)]
+    chosen = [split for acc in accs for split in choose_and_print(options.speedups, acc)]
     if options.write:
         write(chosen, accs)
 

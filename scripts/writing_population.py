@@ -110,8 +110,9 @@ def migrate(populations: Sequence[list[Kernel]]) -> None:
         populations[(number + 1) % len(populations)].append(kernel)
 
 
-def written(shown: Sequence[Kernel], candidates: space.Candidates, rng: random.Random) -> Record:
-    """A change of a shown kernel: another value of a free field, or one of the ``NEAREST`` other structures."""
+def changed_record(shown: Sequence[Kernel], candidates: space.Candidates, rng: random.Random) -> Record:
+    """What the writer makes of the shown kernels: one of them, with other values of free fields, or with one of the
+    ``NEAREST`` other structures."""
     record = (shown[0] if len(shown) == 1 or rng.random() < FASTEST else rng.choice(shown[1:])).record
     distances = candidates.distances(record.model_dump())  # 0 for the record's own structure
     own, *others = np.argsort(distances, kind="stable")[: NEAREST + 1].tolist()
@@ -143,7 +144,7 @@ def regrets(
     for number in range(1, max(CHECKPOINTS) + 1):
         answers = [SELECTIONS[name](populations, session, rng) for session in range(sessions)]
         for kernels, shown in zip(populations, answers, strict=True):
-            records = [written(shown, candidates, rng) for _ in range(KERNELS)]
+            records = [changed_record(shown, candidates, rng) for _ in range(KERNELS)]
             right = [record for record in records if rng.random() < RIGHT]
             kernels += [Kernel(*pair) for pair in zip(right, environment.true_us(right).tolist(), strict=True)]
         if name == "islands" and number % MIGRATION == 0:

@@ -1,4 +1,4 @@
-"""Proves that the script ``peers.py`` describes launches to other tools as they are, and counts answers by meaning."""
+"""Proves that ``scripts/sentryward.py`` describes launches as they are, and counts answers by their meaning."""
 
 from __future__ import annotations
 

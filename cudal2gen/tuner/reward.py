@@ -24,7 +24,7 @@ from cudal2gen.results import INCUMBENT, Trial
 
 COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles but is wrong, and of one that is right
 EQUAL = 0.01  # relative difference up to which two speeds count as equal
-MAX_DEVIATIONS = 1.5  # number of standard deviations to which ``smoothed`` clips rewards
+MAX_DEVIATIONS = 1.5  # number of standard deviations to which ``smooth`` clips rewards
 DISCOUNT = 0.4  # factor by which a reward counts less for each earlier answer of the conversation
 
 
@@ -87,7 +87,7 @@ def over_incumbent(trial: Trial, weights: RewardWeights) -> float:
     return speed(trial, replace(weights, reference=INCUMBENT))
 
 
-def written(trial: Trial, weights: RewardWeights, best: float) -> float:
+def of_written(trial: Trial, weights: RewardWeights, best: float) -> float:
     """The reward of a written kernel. ``best``: the speed of the fastest kernel that the question showed, over the
     incumbent's. Raises ValueError if the incumbent was not timed together with it."""
     if trial.outcome in ("illegal", "compile error"):
@@ -101,7 +101,7 @@ def written(trial: Trial, weights: RewardWeights, best: float) -> float:
     return weights.failed + RIGHT + own
 
 
-def smoothed(rewards: Sequence[float]) -> list[float]:
+def smooth(rewards: Sequence[float]) -> list[float]:
     """The rewards of one question's answers in standard deviations from their mean, clipped at ``MAX_DEVIATIONS``
     (CUDA-L1).
 

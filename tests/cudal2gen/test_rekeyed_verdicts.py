@@ -50,9 +50,9 @@ def test_lines_keep_all_but_their_digests() -> None:
     (old, new), *_ = new_digest.items()
     line = '{"record":"a","digest":"%s","on":"emulator","cases":[]}\n'
     assert old != new
-    assert rekey_verdicts.rekeyed([line % old], new_digest) == [line % new]
+    assert rekey_verdicts.rekey([line % old], new_digest) == [line % new]
     with pytest.raises(Difference):
-        rekey_verdicts.rekeyed([line % old, line % "none"], new_digest)
+        rekey_verdicts.rekey([line % old, line % "none"], new_digest)
 
 
 @pytest.mark.parametrize("path", rekey_verdicts.STORED, ids=lambda path: path.stem)
@@ -60,7 +60,7 @@ def test_a_stored_line_changes_in_its_digest_only(path: Path) -> None:
     with path.open() as file:
         line = file.readline()
     before = json.loads(line)
-    (after,) = map(json.loads, rekey_verdicts.rekeyed([line], {before["digest"]: "0" * 32}))
+    (after,) = map(json.loads, rekey_verdicts.rekey([line], {before["digest"]: "0" * 32}))
     assert after == before | {"digest": "0" * 32}
 
 

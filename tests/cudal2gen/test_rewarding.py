@@ -51,14 +51,14 @@ def test_rewards_by_hand() -> None:
     """A kernel that compiles earns 0.1, a right one 0.3 plus its speed over the best shown, which was 1.25 times as
     fast as the incumbent."""
     outcomes = ("illegal", "compile error", "wrong result", "time-out", "spill", "too good")
-    assert [reward.written(trial(outcome), WEIGHTS, 1.25) for outcome in outcomes] == [0.0, 0.0, 0.1, 0.1, 0.1, 0.1]
-    assert reward.written(trial("measured", 1.0), WEIGHTS, 1.25) == pytest.approx(0.3 + 2 / 1.25)
-    assert reward.written(trial("measured", 1.595), WEIGHTS, 1.25) == pytest.approx(1.3), "no difference"
+    assert [reward.of_written(trial(outcome), WEIGHTS, 1.25) for outcome in outcomes] == [0.0, 0.0, 0.1, 0.1, 0.1, 0.1]
+    assert reward.of_written(trial("measured", 1.0), WEIGHTS, 1.25) == pytest.approx(0.3 + 2 / 1.25)
+    assert reward.of_written(trial("measured", 1.595), WEIGHTS, 1.25) == pytest.approx(1.3), "no difference"
     assert reward.returns([1.0, 0.0, 2.0]) == pytest.approx([1.0 + 0.4 * 0.8, 0.8, 2.0])
     assert reward.returns([]) == []
-    smooth = reward.smoothed([0.0] * 9 + [10.0])
-    assert (max(smooth), min(smooth)) == (1.5, pytest.approx(-1 / 3))
-    assert reward.smoothed([1.0, 1.0]) == [0.0, 0.0]
+    clipped = reward.smooth([0.0] * 9 + [10.0])
+    assert (max(clipped), min(clipped)) == (1.5, pytest.approx(-1 / 3))
+    assert reward.smooth([1.0, 1.0]) == [0.0, 0.0]
 
 
 def test_exemplars_are_of_distinct_speeds_and_mostly_fast() -> None:

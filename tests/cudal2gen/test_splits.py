@@ -110,10 +110,10 @@ def test_the_split_that_gains_most_by_the_less_favourable_form_is_chosen() -> No
         return lambda item: times[item.split_k]
 
     halves, fast = form(100, 80, 60, 50, 40), form(100, 70, 65, 85, 95)
-    chosen = splits.gaining(record, [halves, fast])
+    chosen = splits.best_split(record, [halves, fast])
     assert chosen is not None
     assert (chosen.split.split_k, chosen.gains, chosen.published) == (4, (100 / 60, 100 / 65), record)
-    assert splits.gaining(record, [halves, form(100, 92, 93, 94, 95)]) is None
+    assert splits.best_split(record, [halves, form(100, 92, 93, 94, 95)]) is None
 
 
 def test_partial_sums_that_exceed_the_l2_are_not_proposed() -> None:

@@ -46,7 +46,7 @@ def test_the_installed_ptxas_schedules_as_the_table_says() -> None:
     toolkits = json.loads(TABLE.read_text())
     if version not in toolkits:
         pytest.skip(f"no table of ptxas {version}: python scripts/latencies.py")
-    (table,) = latencies.generated(["sm_80"]).values()
+    (table,) = latencies.tables(["sm_80"]).values()
     recorded = toolkits[version]["sm_80"]
     # The table is from more kernels. A pair may be closer there, but not if both are adjacent instructions here.
     assert all(

@@ -31,7 +31,7 @@ ORIGIN = Origin(source="written by a language model", structure="modelled", chan
 
 @dataclass(frozen=True)
 class Attempt:
-    """A draft with its trial, its proof and its reward (``reward.written``). ``record``: None for an illegal draft."""
+    """A draft with its trial, proof and reward (``reward.of_written``). ``record``: None for an illegal draft."""
 
     draft: Draft
     trial: Trial
@@ -124,7 +124,7 @@ class Judge:
         that was shown, relative to the incumbent, whose speed is 1."""
         if trial is None:
             return self.weights.failed + reward.RIGHT + 1.0 / best
-        return reward.written(trial, self.weights, best)
+        return reward.of_written(trial, self.weights, best)
 
     def trial(self, record: Record, outcome: Outcome, proven: CheckResult) -> Trial:
         """The trial of a record whose proof decided the outcome."""

@@ -1,7 +1,7 @@
 """A reward function for TRL that scores answers with written kernels.
 
 Each kernel is compiled, proven and timed. Its reward grows with its speed over that of the fastest kernel that the
-question showed (``reward.written``).
+question showed (``reward.of_written``).
 """
 
 from __future__ import annotations

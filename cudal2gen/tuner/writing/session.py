@@ -182,7 +182,7 @@ class Session:
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = CheckResult(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
-        return Attempt(draft, trial, proven, record, reward.written(trial, self.limits.weights, self._best))
+        return Attempt(draft, trial, proven, record, reward.of_written(trial, self.limits.weights, self._best))
 
     def run(self) -> list[Attempt]:
         """Runs all rounds and returns all attempts. Rounds that were answered in earlier starts count."""
