@@ -107,7 +107,7 @@ def layer_us(layer: nn.Module, x: torch.Tensor, calls: int = 20) -> float:
     return median(times)
 
 
-def speedups(model: nn.Module, tokens: torch.Tensor) -> None:
+def print_speedups(model: nn.Module, tokens: torch.Tensor) -> None:
     """Prints the time of each layer before and after the patch, on the input that it has in the model."""
     inputs: dict[str, torch.Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
@@ -139,7 +139,7 @@ def run(device: str, batch: int, length: int, **sizes: int) -> float:
         print(f"largest difference of {float(before.abs().max()):.3g}: {difference:.3g}")
         print(f"calls: {cudal2gen.stats()}")
         if device == "cuda":
-            speedups(model, tokens)
+            print_speedups(model, tokens)
     return difference
 
 

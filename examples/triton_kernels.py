@@ -206,10 +206,12 @@ def attention(
     weights = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM, HEAD), tl.float32)
     last = (tl.program_id(0) + 1) * BM if CAUSAL else length
+    # ``weights`` sums exp2(score - largest) over the keys so far, and ``total`` the same times v. When a larger score
+    # comes, ``shrink`` adapts both to it.
     for start in range(0, last, BN):
         key = start + tl.arange(0, BN)
         k = tl.load(k_ptr + head + key[None, :] * HEAD + lane[:, None])
-        scores = tl.dot(q, k) * (scale * 1.4426950408889634)
+        scores = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e), since exp2 replaces exp
         if CAUSAL:
             scores = tl.where(query[:, None] >= key, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
