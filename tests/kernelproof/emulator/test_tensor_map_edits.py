@@ -1,4 +1,6 @@
-"""Proves tensor maps that a kernel makes or changes: their contents, and the fences of their proxy."""
+"""Proves tensor maps that a kernel makes or changes: a copy must follow their new contents, and a missing fence must be
+reported.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import LaunchResult, Memory
-from tests.kernelproof.emulator.hopper_ptx import (
-    entry,
-    launch,
-    run,
-)
+from tests.kernelproof.emulator.hopper_ptx import entry, launch, run
 
 
 def test_fences_of_tensor_maps_are_accepted() -> None:
@@ -26,7 +24,8 @@ def test_fences_of_tensor_maps_are_accepted() -> None:
     assert got.tolist() == list(range(32))
 
 
-# Makes a map of 24 rows of 64 fp16, in boxes of 8 rows, in shared memory at 2048. Publishes it at %q, and loads a box.
+# Makes a map of 24 rows of 64 fp16, in boxes of 8 rows, in shared memory at 2048, and publishes it at %q. Then a TMA
+# copy loads the box from row 8 on, and its data goes to %q + 128. hopper_ptx.py says what %p, %q, %s and %t are.
 EDITS = """
       add.u32 %v, %s, 2048; shl.b32 %u, %t, 2; add.u32 %u, %u, %v; st.shared.u32 [%u], 0; bar.warp.sync -1;
       setp.ne.u32 %P, %t, 0; @%P bra edited;
@@ -57,28 +56,36 @@ EDITS = """
 STRIDE = "mov.b64 %d0, 128; tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%v], 0, %d0;"
 
 
-def edited(stride: str = STRIDE, kind: int = 6, text: str = EDITS, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
-    """The copied matrix, and the launch, of a kernel that edits its tensor map."""
+def run_edits(
+    stride: str = STRIDE, elemtype: int = 6, text: str = EDITS, **settings: Any
+) -> tuple[np.ndarray, LaunchResult]:
+    """Runs EDITS. Returns y, whose first 64 elements are the map and the rest the copied rows, and the launch's result.
+
+    ``stride``: the text that sets the map's stride. ``elemtype``: PTX's number of the element type. ``text``: a variant
+    of EDITS.
+    """
     x = np.arange(24 * 64, dtype=np.uint16).reshape(24, 64)
-    body = text.replace("STRIDE", stride).replace("TYPE", str(kind))
+    body = text.replace("STRIDE", stride).replace("TYPE", str(elemtype))
     return run(body, x, np.empty(64 + 512, np.uint16), check_outputs=False, **settings)
 
 
-@pytest.mark.parametrize("kind", [6, 10])  # fp16, and bf16, whose number for the host is 9
-def test_tensor_maps_made_by_a_kernel(kind: int) -> None:
-    written, result = edited(kind=kind)
+@pytest.mark.parametrize("elemtype", [6, 10])  # fp16, and bf16, whose number for the host is 9
+def test_tensor_maps_made_by_a_kernel(elemtype: int) -> None:
+    written, result = run_edits(elemtype=elemtype)
     assert result.reports == []
     assert (written[64:] == np.arange(8 * 64, 16 * 64)).all()
 
 
 def test_tensor_maps_that_a_kernel_makes_wrongly() -> None:
-    _, result = edited(stride=STRIDE.replace("128;", "120;"))
+    _, result = run_edits(stride=STRIDE.replace("128;", "120;"))
     (report, *_) = [report for report in result.reports if report.kind == "tensor-map"]
     assert "stride of 120 bytes" in report.message
-    assert "tensor-map" in {report.kind for report in edited(kind=13)[1].reports}
+    _, result = run_edits(elemtype=13)  # no such type
+    assert "tensor-map" in {report.kind for report in result.reports}
 
 
-# The fences that publish an edited tensor map and acquire it, and a copy of a line of it.
+# PUBLISH and ACQUIRE are the fences of EDITS. COPY takes the place of PUBLISH: threads write the 128 bytes of the map
+# by ordinary stores. Its {} takes RELEASE or nothing.
 ACQUIRE = "fence.proxy.tensormap::generic.acquire.gpu [%q], 128;"
 PUBLISH = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%q], [%v], 128;"
 COPY = "ld.shared.u32 %w, [%u]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w; {} bar.warp.sync -1;"
@@ -95,7 +102,7 @@ RELEASE = "fence.proxy.tensormap::generic.release.gpu;"
         (ACQUIRE, "fence.proxy.async.global; fence.acq_rel.gpu;", "generic.acquire"),
         # Within one CTA the smallest scope suffices.
         (ACQUIRE, ACQUIRE.replace("gpu", "cta"), ""),
-        # A copy by threads does not release.
+        # Ordinary stores do not release the map.
         (PUBLISH, COPY.format(""), "release of its writer"),
         (PUBLISH, COPY.format(RELEASE), ""),
     ],
@@ -103,12 +110,13 @@ RELEASE = "fence.proxy.tensormap::generic.release.gpu;"
 def test_fences_of_tensor_maps_that_a_kernel_makes(old: str, new: str, words: str) -> None:
     text = EDITS.replace(old, new)
     assert text != EDITS
-    _, result = edited(text=text)
+    _, result = run_edits(text=text)
     assert [r.kind for r in result.reports] == ["tensor-map-fence"] * bool(words)
     assert all(words in r.message for r in result.reports)
 
 
-# Warp 0 makes the map, and warp 1 uses it after BETWEEN. Warp 0 reads the copied data.
+# Two warps: warp 0 makes the map and executes FIRST, both execute BETWEEN, and warp 1 executes SECOND and copies
+# through the map. Warp 0 writes the copied rows to y.
 TWO_WARPS = (
     EDITS.replace("shl.b32 %u, %t, 2;", "setp.gt.u32 %Q, %t, 31; @%Q bra made; shl.b32 %u, %t, 2;")
     .replace(ACQUIRE, "FIRST made: BETWEEN setp.ne.u32 %P, %t, 32;")
@@ -129,13 +137,13 @@ TWO_WARPS = (
 )
 def test_a_tensor_map_that_another_warp_makes(first: str, between: str, second: str, kinds: set[str]) -> None:
     text = TWO_WARPS.replace("FIRST", first).replace("BETWEEN", between).replace("SECOND", second)
-    written, result = edited(text=text, block=64)
+    written, result = run_edits(text=text, block=64)
     assert {r.kind for r in result.reports} == kinds
     assert (written[64:] == np.arange(8 * 64, 16 * 64)).all()
 
 
 def test_a_tensor_map_that_another_cta_makes() -> None:
-    """CTA 0 makes the map and raises a flag, CTA 1 waits for that and uses the map."""
+    """CTA 0 makes the map and raises a flag at %q + 2000. CTA 1 waits for the flag and copies through the map."""
     memory = Memory()
     x = memory.upload(np.arange(24 * 64, dtype=np.uint16).reshape(24, 64))
     for acquire, kinds in ((ACQUIRE, set()), (ACQUIRE.replace("gpu", "cluster"), {"tensor-map-fence"})):
