@@ -12,6 +12,8 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -289,6 +291,20 @@ def test_an_unwritable_build_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match=r"cannot write to .*file/build: Not a directory; choose another folder"):
         compiler.build(RECORDS[:1], build_dir=tmp_path / "file" / "build")
+
+
+@pytest.mark.parametrize(("code", "said", "number"), [
+    (137, "", 9), (139, "", 11), (1, "died due to signal 9", 9), (1, "", 0), (255, "", 0), (127, "", 0), (2, "", 0),
+    (1, "died due to signal 999", 0), (134, "died due to signal 11", 6),
+])  # fmt: skip
+def test_the_signal_that_ended_a_compiler_is_that_of_its_own_last_command(code: int, said: str, number: int) -> None:
+    job: Any = SimpleNamespace(name="own")
+    other = "FAILED: [code=139] sm_80/other/kernel.ptx\nnvcc x\ndied due to signal 11\n"
+    own = f"FAILED: [code={code}] sm_80/own/kernel.ptx\nnvcc y\nnvcc error: 'cicc' {said}\n"
+    first = "FAILED: [code=138] sm_80/own/kernel.ptx\nnvcc y\n"
+    for log in (own, other + own, own + other, f"[1/2] nvcc\n{other}{first}{own}{other}"):
+        assert compiler._fatal_signal(job, log) == number
+    assert compiler._fatal_signal(job, other) == compiler._fatal_signal(job, "") == 0
 
 
 def test_a_library_is_compiled_once_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

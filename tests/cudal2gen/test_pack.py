@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +77,35 @@ def test_a_pack_says_what_it_is_for(table: Table, folder: Path) -> None:
     assert "MIT License" in (folder / "LICENSE").read_text()
     assert "Redistributions in binary form must reproduce" in (folder / "LICENSE-CUTLASS").read_text()
     assert opened.library.is_file()
+
+
+def test_the_table_for_c_has_every_kernel_and_every_win(table: Table) -> None:
+    """A line is a word and tokens name=value; the last one is the digest of those before it."""
+    records = list(packed.RECORDS.values())
+    wins = [packed.row(records[0], 0, 2.0), packed.row(records[1], 1, 1.5, products=2),
+            packed.row(records[4], 4, 1.25, products=7)]  # fmt: skip
+    rows = [wins[0], packed.row(records[2], 2, 0.5), wins[1], wins[2], packed.row(records[3], 3, 1.0, products=3)]
+    module = importlib.import_module("cudal2gen.pack.contents")  # whose name the package gives to a function of it
+    text = module._table_for_c(replace(table, rows=rows), {"b": b"content", "a": b""}).decode()
+    *lines, digest = text.splitlines()
+    assert digest == f"sha256={hashlib.sha256(text.removesuffix(digest + chr(10)).encode()).hexdigest()}"
+    stated = [(line.partition(" ")[0], dict(token.split("=", 1) for token in line.split()[1:])) for line in lines]
+    assert [word for word, _ in stated] == ["pack", "file", "file", *["kernel"] * len(records), *["choice"] * len(wins)]
+    files = {fields["path"]: fields["sha256"] for word, fields in stated if word == "file"}
+    assert files == {name: hashlib.sha256(data).hexdigest() for name, data in (("a", b""), ("b", b"content"))}
+    kernels = [fields for word, fields in stated if word == "kernel"]
+    for record, kernel, fields in zip(records, table.kernels, kernels, strict=True):
+        assert (fields["digest"], int(fields["smem"])) == (kernel.digest, kernel.smem_bytes)
+        assert [int(fields[x]) for x in "mnk"] == [record.m, record.n, record.k]
+        assert (fields["layout"], fields["acc"]) == (record.layout, record.acc)
+        options = dict(token.split("=") for token in fields.get("options", "").split(",") if token)
+        assert options == {name: str(value) for name, value in record.launch_options.items()}
+        assert "plain" not in fields
+    choices = [fields for word, fields in stated if word == "choice"]
+    for row, fields in zip(wins, choices, strict=True):
+        assert (int(fields["kernel"]), float(fields["low"])) == (row.kernel, row.speedup[1])
+        assert int(fields.get("products", 1)) == row.products
+        assert [int(fields[x]) for x in "mnk"] == [row.m, row.n, row.k]
 
 
 def test_binaries_are_there_once(files: dict[str, bytes]) -> None:

@@ -14,7 +14,7 @@ from tests.cudal2gen.paths import small
 from tests.packages import require
 
 torch = require("torch")
-from cudal2gen.launch.operands import Operands, draw, launch_tensors  # noqa: E402
+from cudal2gen.launch.operands import Operands, check, draw, launch_tensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -100,3 +100,33 @@ def test_a_product_of_padded_operands_is_cut_to_that_of_the_caller(layout: str, 
         if operands.aux is not None:
             torch.testing.assert_close(operands.aux.double(), (2 * expected).half().double())
         assert tensors.copies == [*tensors.before, *tensors.after]
+
+
+@pytest.mark.parametrize("products", [1, 3])
+def test_operands_that_do_not_fit_are_refused(products: int) -> None:
+    """Each operand is absent, of another type, a row or column too small, transposed in memory, or repeated."""
+    record, operands = drawn("tn", products, shared=False)
+    assert check(record, operands).mnk == f"{M}_{N}_{K}"
+    kept = {name: getattr(operands, name) for name in ("a", "b", "d", "bias", "c", "aux")}
+    wrong: list[dict[str, Any]] = [{"alpha": 2.0}, {"ends": torch.zeros(products, dtype=torch.int32)}]
+    for name, tensor in kept.items():
+        if tensor is None:
+            wrong.append({name: torch.zeros_like(operands.d)})
+            continue
+        wrong += [{name: tensor.float()}, {name: tensor[..., :-1].contiguous()}, {name: tensor[None]}]
+        if name in ("a", "b", "d", "c", "aux"):
+            wrong += [{name: tensor.mT.contiguous().mT}, {name: tensor[..., :-1, :]}]
+        if name in ("bias", "c", "aux"):
+            wrong.append({name: None})
+    if products > 1:
+        wrong += [{name: kept[name][:2]} for name in ("a", "b", "d", "c")]
+        wrong.append({"d": kept["d"][:1].expand(products, -1, -1)})
+    for change in wrong:
+        with pytest.raises(ValueError, match=r"\w"):
+            check(record, replace(operands, **change))
+    plain = small(layout="tn", padding="pad", m=M, n=N, k=K)
+    for name in ("bias", "c"):
+        single = replace(drawn("tn", 1, shared=False)[1], bias=None, c=None, aux=None, beta=1.0)
+        assert check(plain, single).mnk == f"{M}_{N}_{K}"
+        with pytest.raises(ValueError, match=r"\w"):
+            check(plain, replace(single, **{name: torch.zeros(N)}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import statistics
 from pathlib import Path
 
@@ -31,6 +32,22 @@ def test_spearman_with_ties() -> None:
     assert spearman([1, 5, 5, 9], [10, 30, 20, 40]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
     assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert math.isnan(spearman([1, 1], [1, 2]))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=7))
+def test_spearman_counts_pairs(pairs: list[tuple[int, int]]) -> None:
+    """Twice a value's mean rank is the number of values below it, plus those up to it, plus 1. In centred ranks, the
+    correlation is that of two vectors."""
+    x, y = ([pair[side] for pair in pairs] for side in (0, 1))
+    ranks = [[sum(b < a for b in side) + sum(b <= a for b in side) - len(side) for a in side] for side in (x, y)]
+    lengths = [sum(rank * rank for rank in side) for side in ranks]
+    found = spearman(x, y)
+    if 0 in lengths:
+        assert math.isnan(found)
+        assert 1 in (len(set(x)), len(set(y)))
+    else:
+        assert found == pytest.approx(sum(map(operator.mul, *ranks)) / math.sqrt(lengths[0] * lengths[1]))
 
 
 def test_table_1_and_2_by_hand() -> None:

@@ -10,12 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import IllegalRecord, Problem, Sm80Multistage, fit, parse, revise, space
+from cudal2gen.kernel import (
+    IllegalRecord,
+    Problem,
+    Sm80Multistage,
+    fit,
+    parse,
+    revise,
+    sm80_multistage,
+    sm90_wgmma,
+    sm120_mma,
+    space,
+)
 from cudal2gen.kernel.sm80_multistage import STAGES
 from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.tuner import reward
 from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from tests.cudal2gen.searched import AMPERE, SMALL, samples, timed_trial
+
+
+@pytest.mark.parametrize("tiles", [sm80_multistage.TILES, sm120_mma.TILES, *sm90_wgmma.TILES.values()])
+def test_tiles_that_are_tried_are_distinct_and_whole_for_an_mma(tiles: list[tuple[int, ...]]) -> None:
+    """An MMA computes 16 x 8 elements or more, and a CTA stores rows of at least 32 bytes."""
+    assert all(bm % 16 == bn % 16 == 0 < min(bm, bn) for bm, bn, *_ in tiles)
+    assert len({str(tile) for tile in tiles}) == len(tiles)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 import kernelproof
 from kernelproof import emulator
+from kernelproof.cli import checking
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.emulator import build
 
@@ -40,3 +41,12 @@ def test_roles_have_two_spellings_and_places_before_a_buffer_are_named() -> None
     assert near[1].startswith("4 bytes before")
     with pytest.raises(emulator.EmulatorError):
         memory.allocate(4, "into")
+
+
+def test_a_cubin_is_checked_by_the_ptx_beside_it(tmp_path: Path) -> None:
+    cubin, ptx = tmp_path / "a.cubin", tmp_path / "a.ptx"
+    cubin.write_bytes(b"")
+    with pytest.raises(WrongInput):
+        checking._ptx_of(cubin)
+    ptx.write_text("")
+    assert checking._ptx_of(cubin) == ptx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +62,16 @@ def test_an_option_of_the_mark_changes_itself_alone() -> None:
             emulation.MarkOptions.of(wrong)
     assert plain.target is None
     assert emulation.MarkOptions.of(given).target is not None
+
+
+def test_a_launch_of_a_file_has_the_defaults_of_any_launch() -> None:
+    """A grid and a cluster of one CTA with one thread, and nothing more."""
+    own, common = (inspect.signature(kind.launch).parameters for kind in (emulation.KernelFile, emulation.CudaEmulator))
+    shared = own.keys() & common.keys()
+    assert {name: own[name].default for name in shared} == {name: common[name].default for name in shared}
+    defaults = {name: each.default for name, each in own.items() if each.default is not inspect.Parameter.empty}
+    nothing = {"smem": 0, "cooperative": False, "overlapping": False}
+    assert defaults == {"grid": 1, "block": 1, "args": (), "cluster": 1, **nothing}
 
 
 def test_a_function_of_a_file_is_that_of_its_host_code_compiled_once() -> None:

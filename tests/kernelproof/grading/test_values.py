@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernelproof import emulator
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source
 from kernelproof.grading.constants import compared_constants
+from kernelproof.grading.device import _initial
 
 # All tests share one text, so that it is compiled once.
 SOURCE = """
@@ -170,3 +172,31 @@ def test_constants_of_comparisons_are_read_from_ptx() -> None:
     """
     assert compared_constants(by_registers) == pytest.approx((0.5, 2.5, 3.0, 1.25, 0.03125))
     assert not np.isnan(compared_constants("setp.eq.f32 %p1, %f1, 0f7FC00000;")).any()
+
+
+VARIABLES = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .align 4 .u32 numbers[3] = {1, 515};
+.visible .global .align 8 .u64 zeros[2];
+.visible .global .align 8 .u64 pointers[3] = {numbers, 7, zeros+8};
+.visible .entry k() {
+  .reg .u64 %a; .reg .u32 %v;
+  mov.u64 %a, numbers; mov.u64 %a, zeros; mov.u64 %a, pointers;
+  mov.u32 %v, 9; CHANGE
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("changed", ["", "numbers", "zeros", "pointers"])
+def test_a_variable_is_changed_where_it_differs_from_what_was_loaded(changed: str) -> None:
+    text = VARIABLES.replace("CHANGE", f"mov.u64 %a, {changed}; st.global.u32 [%a+4], %v;" if changed else "")
+    program, memory = emulator.load(text), emulator.Memory()
+    assert program.launch("k", 1, 1, [], memory=memory).reports == []
+    buffers = {name: buffer for (_, name), buffer in memory.globals.items()}
+    assert buffers.keys() == {"numbers", "zeros", "pointers"}
+    differing = {name for name, buffer in buffers.items() if (buffer.bytes() != _initial(program, name, buffer)).any()}
+    # Pointers differ from launch to launch, so that what a kernel writes beside them is not known.
+    assert differing == {changed} - {"", "pointers"}
