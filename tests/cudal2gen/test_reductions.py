@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from cudal2gen.generation import compiler
-from cudal2gen.kernel import MmaSyncKernel, Record, Sm90Wgmma, ceil_div
+from cudal2gen.kernel import MmaSyncKernel, Record, Sm90Wgmma, Sm100Tcgen05, ceil_div
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.validator import stress_shapes
 from kernelproof import emulator
-from tests.cudal2gen.paths import SWAPPED, TWO_CONSUMERS, ring, small
+from tests.cudal2gen.paths import SWAPPED, SWAPPED_TENSOR, TWO_CONSUMERS, ring, small, tensor
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.cudal2gen.test_ptx import instructions
 from tests.draws import drawn
@@ -164,7 +164,7 @@ def ones_and_zeros(m: int, n: int, k: int) -> tuple[Array, Array]:
 
 # Tiles are 64 x 32 in stages of 64 of k, and each SM holds one CTA.
 STREAMED = ring(stream_k=True)
-LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
+LAST_WAVES: list[tuple[Sm90Wgmma | Sm100Tcgen05, int, tuple[int, int, int], int]] = [
     # record, SMs, m n k, and the number of tiles in the workspace
     (STREAMED, 5, (64, 32, 7 * 64 - 8), 1 + 5),
     (STREAMED, 18, (40, 24, 20 * 64), 1 + 18),
@@ -174,7 +174,8 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
     (STREAMED, 4, (200, 136, 5 * 64), 0),
     (STREAMED, 6, (200, 136, 5 * 64), 2 + 6),
     (STREAMED, 3, (200, 136, 72), 2 + 3),
-    (STREAMED, 1, (200, 136, 72), 0),
+    # As a B200 computes a router's few columns: more parts of a tile than a thread loads at once.
+    (tensor(**SWAPPED_TENSOR, stream_k=True, epilogue="direct", m=90), 18, (5, 128, 20 * 64), 1 + 18),
     (STREAMED, 19, (200, 136, 256), 1 + 19),
     # Three clusters of two CTAs, with tiles beyond the matrix.
     (ring(**TWO_CONSUMERS, stream_k=True, cluster=[2, 1], layout="nn"), 6, (300, 96, 328), 0),
@@ -182,6 +183,7 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
     (ring(stream_k=True, cluster=[1, 2]), 8, (64, 96, 9 * 64), 2 * (2 + 4)),
     (ring(stream_k=True, cluster=[2, 2], epilogue="direct"), 8, (64, 133, 9 * 64), 4 * (1 + 2)),
     (ring(**SWAPPED, stream_k=True), 5, (96, 128, 4 * 64), 1 + 5),
+    (STREAMED, 1, (200, 136, 72), 0),
 ]
 
 
@@ -189,7 +191,7 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("record", "sms", "size", "parts"), LAST_WAVES)
 def test_the_last_wave_is_covered_once(
-    record: Sm90Wgmma, sms: int, size: tuple[int, int, int], parts: int, library: Path
+    record: Sm90Wgmma | Sm100Tcgen05, sms: int, size: tuple[int, int, int], parts: int, library: Path
 ) -> None:
     """Cases are one tile, fewer tiles than SMs, a last wave of one and of several tiles, and ragged k, each in two
     orders of events."""
