@@ -223,9 +223,9 @@ problem_sizes = st.integers(1, 4)
 layouts = st.sampled_from(get_args(Layout))
 
 
-def _divisors(number: int, of: tuple[int, ...]) -> list[int]:
-    """The candidates in ``of`` that divide a number."""
-    return [divisor for divisor in of if number % divisor == 0]
+def _divisors(number: int, candidates: tuple[int, ...]) -> list[int]:
+    """The candidates that divide a number."""
+    return [divisor for divisor in candidates if number % divisor == 0]
 
 
 @st.composite

@@ -305,7 +305,6 @@ def test_what_the_launcher_refuses_is_computed_by_torch(dispatcher: dispatch.Dis
         cudal2gen.matmul(a, b)
     reference.code = 1
     (plan,) = dispatcher.plans.values()
-    run = plan.run
 
     def refused(*_: Any) -> Any:
         raise LaunchError(1, "no")
@@ -317,7 +316,6 @@ def test_what_the_launcher_refuses_is_computed_by_torch(dispatcher: dispatch.Dis
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert dispatcher.stats() == {"kernel": {plan.name: 3}, "torch": {"the launcher refuses": 2}}
     assert len(reference.streams) == 3, "C++ is not asked again"
-    assert run is not refused
 
 
 def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pack.Pack) -> None:

@@ -148,7 +148,12 @@ def stated() -> dict[tuple[int, bool, bool], Claim]:
 
 
 def kind_of(part: Part, steps: int) -> int:
-    """The number of the kind of an item of the last wave."""
+    """The number of the kind of an item of the last wave.
+
+    0: a part of a tile, with the whole share. 1: a whole tile. 2: the first item of a share that goes on in the next
+    tile. 3: its second item. 4: a tile of a full wave, which is no item of the last one. 5, 6: an empty first or second
+    item.
+    """
     if part.first == part.end:
         return 5 + part.names["second"]
     if part.names["second"]:
@@ -207,7 +212,7 @@ def test_every_whole_tile_is_of_the_kind_that_is_stated(along_n: int) -> None:
         for tile in range(items.whole):
             full, place = place_names(launch, tile, along_n)
             pipeline: Any = contracts[along_n, full, bool(items.tail)].ring
-            kind = pipeline.kinds[-3 if items.tail else 0]
+            kind = pipeline.kinds[4 if items.tail else 0]
             names = launch_names(items) | place | {"k_tiles": launch.steps, "rank_m": 0, "rank_n": 0}
             if not items.tail:
                 del names["tail"]  # the claim of full waves has no such name

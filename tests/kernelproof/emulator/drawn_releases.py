@@ -42,7 +42,7 @@ class Order:
     accesses: list[list[tuple[int, int, bool]]] = field(default_factory=lambda: [[] for _ in range(WORDS)])
 
     def step(self, threads: np.ndarray) -> None:
-        """Begins a new step of each of the threads: what they did before is ordered by what comes now."""
+        """Begins a new step of each of the threads, so that clocks tell what it did before from what it does now."""
         self.known[threads, threads] += 1
 
     def meet(self, threads: np.ndarray) -> None:

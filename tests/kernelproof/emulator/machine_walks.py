@@ -23,8 +23,7 @@ class Use(NamedTuple):
     """An instruction ``later`` that uses ``registers`` of ``earlier`` without a wait; both are indices.
 
     ``how``: ``fixed`` if it reads a result of fixed latency, ``result`` if it uses a result that a scoreboard guards,
-    ``operand`` if it overwrites an operand that one guards. ``cycles``: from the issue of ``earlier`` to that of
-    ``later``.
+    ``operand`` if it overwrites an operand that one guards. ``cycles``: those between both issues if fixed, else 0.
     """
 
     earlier: int
@@ -86,12 +85,12 @@ class Walker:
         while paths:
             point, index, pending = paths.pop()
             found: list[Use] = []
-            left = self._along(at, point, index, pending, found)
+            at_end = self._along(at, point, index, pending, found)
             yield from found
-            for follower, known in self.paths.after(point) if left else ():
-                if known and (follower, left) not in seen:
-                    seen.add((follower, left))
-                    paths.append((follower, follower.start, left))
+            for follower, known in self.paths.after(point) if at_end else ():
+                if known and (follower, at_end) not in seen:
+                    seen.add((follower, at_end))
+                    paths.append((follower, follower.start, at_end))
 
     def _along(self, at: int, point: Point, index: int, pending: _Pending, found: list[Use]) -> _Pending | None:
         """What is pending at the end of a block; None if nothing is."""

@@ -28,8 +28,11 @@ def union(a: Clock, b: Clock) -> Clock:
 
 
 class Publication(NamedTuple):
-    """A strong write by a warp. ``release``: it publishes a clock itself; ``fence``: an earlier fence has, at a scope
-    (None: neither). ``keep``: it is a read-modify-write. ``weak``: a weak write comes before it."""
+    """A strong write by a warp.
+
+    ``release``: whether it publishes a clock itself. ``fence``: the scope of an earlier fence that lets it publish one;
+    None without a fence. ``keep``: whether it is a read-modify-write. ``weak``: whether a weak write comes before it.
+    """
 
     warp: int
     scope: Scope
