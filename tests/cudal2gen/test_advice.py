@@ -62,7 +62,10 @@ def advised(record: Record, edits: list[str], message: str) -> Iterator[tuple[st
     if families := re.search(r"add --set (family=\w+)$", message):
         yield "family", [families[1]], True
     if near := re.search(r"did you mean (.*)\?$", message):
-        for name, value in re.findall(r"(?:^| or )([\w.]+)(=[\w.]+)?", re.sub(r" \(.*?\)(?= or |$)", "", near[1])):
+        names = near[1]
+        while (outside := re.sub(r" ?\([^()]*\)", "", names)) != names:  # explanations, from the innermost parentheses
+            names = outside
+        for name, value in re.findall(r"(?:^| or )([\w.]+)(=[\w.]+)?", names):
             current = fieldset(type(record)).flat(record.model_dump(mode="json")).get(name, ...)
             if current is ...:  # a fact of the problem, such as acc
                 assert name in type(record).line_fields()
