@@ -47,29 +47,32 @@ _INEXACT = re.compile(r"\.(?:approx|full)\b")
 class Examination:
     """All calls of one shape, and their findings.
 
-    ``task``: the criteria. ``drawn``: whether the shape is a random one; it then gets fewer calls. ``device``: the
-    memory in which all calls run. ``reports``: the emulator's reports. ``answers``: the calls whose outputs were
-    compared, in order.
+    - ``drawn``: whether the shape is a random one; it then gets fewer calls.
+    - ``device``: the memory in which all calls run, except for those in another environment or in fresh memory.
+    - ``findings``: the broken rules. ``remarks``: sentences for the user about what is no fault. ``reports``: the
+      emulator's reports.
+    - ``answers``: the calls whose outputs were compared, in order. ``outcomes``: the results of comparisons in them.
+    - ``kernels``: the kernels of the first call, with their counts.
     """
 
-    def __init__(self, task: Criteria, shape: Shape, drawn: bool) -> None:
-        self.task, self.shape, self.drawn = task, shape, drawn
-        self.rng = np.random.default_rng([task.seed, *shape.values()])
+    def __init__(self, criteria: Criteria, shape: Shape, drawn: bool) -> None:
+        self.criteria, self.shape, self.drawn = criteria, shape, drawn
+        self.rng = np.random.default_rng([criteria.seed, *shape.values()])
         # The environment (what a kernel can read of its machine) is drawn anew for every seed and shape.
-        draws = np.random.default_rng([task.seed, 3, *shape.values()])
-        # The first environment is a multiple of DISTANCES: its buffers are as close as possible, so that an access
-        # beyond a buffer hits the next one.
+        draws = np.random.default_rng([criteria.seed, 3, *shape.values()])
+        # Buffers lie 1 + environment % DISTANCES pages apart, so a multiple of DISTANCES gives the smallest distance.
+        # An access beyond a buffer then hits the next one.
         environment = DISTANCES * int(draws.integers(1, 1 << 20))
         self.environments = environment, environment + int(draws.integers(1, DISTANCES))
-        self.device = task.factory(shape, environment=self.environments[0])
+        self.device = criteria.factory(shape, environment=self.environments[0])
         self.findings: list[Finding] = []
         self.reports: list[Report] = []
         self.remarks: list[str] = []
         self.answers: list[CheckedCall] = []
         self.kernels: list[CountedKernel] = []
         self.outcomes = branches.Outcomes()
-        # Products of narrower operands than allowed become findings, unless the measured error shows that the kernel
-        # compensates for the bits that they lose.
+        # Kernels with products of narrower operands than allowed. These become findings, unless the measured error
+        # shows that the kernel compensates for the bits that they lose.
         self.suspects: list[tuple[str, arithmetic.Downgrade]] = []
 
     @property
@@ -108,7 +111,7 @@ class Examination:
         self, kind: str, counters: bool = False, hazards: bool = False, constants: Sequence[float] = ()
     ) -> CheckedCall:
         """Call with newly drawn inputs of a kind, in which ``constants`` are planted."""
-        bits = inputs.draw(self.task.contract, kind, self.shape, self.rng, constants)
+        bits = inputs.draw(self.criteria.contract, kind, self.shape, self.rng, constants)
         return self._answer(kind, bits, counters, hazards)
 
     def _answer(self, kind: str, bits: dict[str, Array], counters: bool = False, hazards: bool = False) -> CheckedCall:
@@ -129,23 +132,24 @@ class Examination:
         return answer
 
     def expected(self, kind: str, bits: Mapping[str, Array]) -> dict[str, Expected]:
-        """The outputs that the reference computes for some inputs, with the errors that the tolerance allows."""
-        task, contract = self.task, self.task.contract
+        """The outputs that the reference computes for inputs of a kind, given as bits, with the errors that the
+        tolerance allows."""
+        criteria, contract = self.criteria, self.criteria.contract
         values = {item.name: item.format.values(bits[item.name]) for item in contract.inputs}
-        results = task.reference(values, self.shape)
+        results = criteria.reference(values, self.shape)
         magnitudes: list[Array] | None = None
-        if task.tolerance.terms is not None:
-            magnitudes = task.reference({name: np.abs(array) for name, array in values.items()}, self.shape)
+        if criteria.tolerance.terms is not None:
+            magnitudes = criteria.reference({name: np.abs(array) for name, array in values.items()}, self.shape)
         out = {}
         for number, item in enumerate(contract.outputs):
             magnitude = magnitudes[number] if magnitudes is not None else None
             item_expected = tolerance.expected(
-                results[number], magnitude, item.format, task.tolerance, task.precision, self.shape
+                results[number], magnitude, item.format, criteria.tolerance, criteria.precision, self.shape
             )
             if magnitude is not None and kind in inputs.EXACT:
-                exact = tolerance.is_exact(values, magnitude, task.precision, item.format)
+                exact = tolerance.is_exact(values, magnitude, criteria.precision, item.format)
                 item_expected = replace(item_expected, exact=exact or item_expected.exact)
-            out[item.name] = replace(item_expected, open=kind in inputs.SPECIAL)
+            out[item.name] = replace(item_expected, allows_undefined=kind in inputs.SPECIAL)
         return out
 
     # Wrong values.
@@ -158,7 +162,7 @@ class Examination:
 
     def _report_wrong_values(self, answer: CheckedCall, name: str, wrong: Array) -> None:
         """Report an output of a call with its wrong elements, given as a mask."""
-        item, expected = self.task.contract.buffers[name], answer.expected[name]
+        item, expected = self.criteria.contract.buffers[name], answer.expected[name]
         values = item.format.values(answer.call.outputs[name])
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         errors = np.abs(values - expected.values)[wrong]
@@ -179,13 +183,16 @@ class Examination:
     def _check_environment(self, first: CheckedCall) -> None:
         """Call with the same inputs in another environment, and report differing results or work.
 
-        The results must have the same bits. If approximate functions were executed, it is enough that they are right.
+        The results must have the same bits. If approximate functions were executed, it is enough that the results are
+        right.
         """
+        # No computation needs the upper bits of generic addresses, which differ between machines. So an instruction
+        # that reads them is a finding, whatever the results are.
         for name, site in [*first.call.window_readings][:1]:
             self._add("environment-dependent", branches.window_message(site), name, opcode=site.text)
         if self.device.runs_host_code:
             return
-        device = self.task.factory(self.shape, environment=self.environments[1], is_elsewhere=True)
+        device = self.criteria.factory(self.shape, environment=self.environments[1], is_elsewhere=True)
         call = device.call(first.bits, counters=True)
         inexact = sorted({opcode for opcodes in call.opcodes.values() for opcode in opcodes if _INEXACT.search(opcode)})
         other = self._judge(first.kind, first.bits, call)
@@ -211,7 +218,7 @@ class Examination:
         self._compare(first)
         second = self._call("normal")
         self._compare_with_previous(first, second)
-        for kind in self.task.kinds:
+        for kind in self.criteria.kinds:
             if kind == "normal":
                 continue
             for constants in self._planted_constants(kind):
@@ -219,14 +226,14 @@ class Examination:
                 if kind in inputs.SHORTCUTS:
                     self._check_shortcut(first, answer)
                 self._compare_with_previous(self.answers[-2], answer)
-        if "constants" in self.task.kinds:
+        if "constants" in self.criteria.kinds:
             self._plant_several()
             self._plant_unmet()
         self._check_constant_outputs()
         third = self.device.call(first.bits)
         repeated = self._judge("normal", first.bits, third)
         if first.is_right and not repeated.is_right:
-            self._report_kept_state(first, repeated)
+            self._report_kept_state(repeated)
         for call in (first.call, second.call, third):
             if call.globals_changed:
                 names = ", ".join(f"{name} ({count} bytes)" for name, count in call.globals_changed.items())
@@ -237,16 +244,18 @@ class Examination:
                 break
 
     def _plant_several(self) -> None:
-        """Call with several constants in turn, for conditions that neighbouring elements have to fulfil together."""
+        """Call with inputs whose consecutive elements are the constants in rotation, for conditions that neighbouring
+        elements have to fulfil together."""
         turns = branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
         for constants in turns if len(turns) > 1 else ():
             answer = self._call(inputs.IN_TURN, counters=True, constants=constants)
             self._compare_with_previous(self.answers[-2], answer)
 
     def _plant_unmet(self) -> None:
-        """Plant the constants of comparisons that still had the same result in all calls, until they have another."""
+        """For each comparison that gave only one result so far, plant its constants until it gives the other too."""
         for constants in branches.rotations(self.outcomes.unmet_constants(), MOST_CONSTANTS):
-            # Constants in most elements are drawn twice, since conditions at two places seldom hold in one draw.
+            # ``MOST`` is called twice (``DIRECTED`` has it too), since conditions at two places seldom hold in one
+            # draw.
             for kind in (*inputs.DIRECTED, inputs.MOST):
                 if constants[0] not in self.outcomes.unmet_constants():
                     break
@@ -254,14 +263,17 @@ class Examination:
                 self._compare_with_previous(self.answers[-2], answer)
 
     def _planted_constants(self, kind: str) -> list[tuple[float, ...]]:
-        """The constants to plant in each call of a kind. For the kind "constants" there is one call for each constant
-        of the kernels, up to ``MOST_CONSTANTS``, in which it comes first; for other kinds one call without any."""
+        """The constants to plant in each call of a kind.
+
+        For the kind "constants", there is one call for each of the first ``MOST_CONSTANTS`` constants of the kernels.
+        Each call plants all of these, starting with another one. For other kinds there is one call, without constants.
+        """
         if kind != "constants":
             return [()]
         return branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
 
     def _compare_with_previous(self, before: CheckedCall, answer: CheckedCall) -> None:
-        """Report a call that is wrong, and why: its result is that of the call before, or the source kept state.
+        """If a call is wrong, report it, and also why: its result is that of the call before, or the source kept state.
 
         A call that is wrong here but right as the first call in fresh memory shows that state was kept.
         """
@@ -279,7 +291,7 @@ class Examination:
                     output=name, stale=int(stale.sum()), wrong=int(wrong.sum()), size=int(wrong.size),
                 )  # fmt: skip
         if before.is_right and self._is_right_in_fresh_memory(answer):
-            self._report_kept_state(before, answer)
+            self._report_kept_state(answer)
         self._compare(answer)
 
     @staticmethod
@@ -291,23 +303,23 @@ class Examination:
 
     def _is_right_in_fresh_memory(self, answer: CheckedCall) -> bool:
         """Whether the outputs for the same inputs are right if it is the first call in fresh memory."""
-        fresh = self.task.factory(self.shape, environment=self.environments[0])
+        fresh = self.criteria.factory(self.shape, environment=self.environments[0])
         call = fresh.call(answer.bits)
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 
-    def _report_kept_state(self, before: CheckedCall, answer: CheckedCall) -> None:
-        """Report a wrong call that is right as a first call."""
+    def _report_kept_state(self, answer: CheckedCall) -> None:
+        """Report a wrong call on inputs that give right results in a first call."""
         counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
         self._add(
             "state-kept",
             f"the same {answer.kind} inputs give right results in the first call and wrong ones after "
             f"{len(self.answers)} others: {sum(counts.values())} elements",
-            wrong=counts, calls=len(self.answers), inputs=before.kind,
+            wrong=counts, calls=len(self.answers), inputs=answer.kind,
         )  # fmt: skip
 
     def _check_constant_outputs(self) -> None:
-        """Report outputs that are the same for all inputs although the reference changes."""
-        for item in self.task.contract.outputs:
+        """Report outputs that were the same in all calls although the reference was not."""
+        for item in self.criteria.contract.outputs:
             outputs = [answer.call.outputs[item.name] for answer in self.answers]
             results = [answer.expected[item.name].values for answer in self.answers]
             differ = any(not np.array_equal(results[0], other, equal_nan=True) for other in results[1:])
@@ -324,10 +336,12 @@ class Examination:
         for answer in self.answers:
             bases.setdefault(answer.kind, answer)
         for base in bases.values():
-            for relation in relations.valid_relations(self.task, base, self.shape, self.rng) if base.is_right else ():
+            if not base.is_right:
+                continue
+            for relation in relations.valid_relations(self.criteria, base, self.shape, self.rng):
                 answer = self._answer(base.kind, relation.bits)
                 self._compare_with_previous(self.answers[-2], answer)
-                for item in relations.broken_relations(base, answer, relation, self.task.contract.buffers):
+                for item in relations.broken_relations(base, answer, relation, self.criteria.contract.buffers):
                     self._add(
                         "broken-relation",
                         f"{relation.name}, {item.elements} elements of {item.output} do not follow as the reference's "
@@ -341,11 +355,11 @@ class Examination:
 
     def _check_work_and_types(self, first: CheckedCall) -> None:
         """Report a first call that executes fewer operations, or computes in narrower types, than the problem needs."""
-        task, call = self.task, first.call
-        integers = not any(item.format.is_float for item in task.contract.inputs)
-        needed, total = task.flops_of(self.shape), 0
+        criteria, call = self.criteria, first.call
+        integers = not any(item.format.is_float for item in criteria.contract.inputs)
+        needed, total = criteria.flops_of(self.shape), 0
         for name, opcodes in call.opcodes.items():
-            flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], task.counts_integers)
+            flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], criteria.counts_integers)
             total += flops
             self.kernels.append(
                 CountedKernel(
@@ -385,8 +399,8 @@ class Examination:
         if ratio is None or ratio > MOST_USUAL_ERRORS:
             for name, item in self.suspects:
                 self._add_downgrade(name, item)
-        if ratio is not None and ratio > MOST_USUAL_ERRORS and not self.suspects and self.task.checks_accumulator:
-            required = self.task.precision.accumulator
+        if ratio is not None and ratio > MOST_USUAL_ERRORS and not self.suspects and self.criteria.checks_accumulator:
+            required = self.criteria.precision.accumulator
             self._add(
                 "lower-precision",
                 f"the error is {ratio:.3g} times what {required} sums have, as a root mean square",
@@ -408,13 +422,14 @@ class Examination:
         return float(np.sqrt(np.mean(np.concatenate(squares)))) if squares else None
 
     def _downgrades(self, opcodes: Mapping[str, int], needed: float) -> list[arithmetic.Downgrade]:
-        """The instructions of lower precision than required. Conversions to integers are allowed if a buffer has 8-bit
-        elements, since the kernel may quantise."""
-        task = self.task
-        operands = task.precision.operands if task.checks_operands else None
-        accumulator = task.precision.accumulator if task.checks_accumulator else None
-        quantises = any(item.format.dtype.itemsize == 1 for item in task.contract.buffers.values())
-        unpacks = any(not item.format.is_float for item in task.contract.inputs)
+        """The instructions of lower precision than required, among ``opcodes`` with their counts. ``needed``: the
+        operations that the problem needs. Conversions to integers are allowed if a buffer has 8-bit elements, since the
+        kernel may quantise."""
+        criteria = self.criteria
+        operands = criteria.precision.operands if criteria.checks_operands else None
+        accumulator = criteria.precision.accumulator if criteria.checks_accumulator else None
+        quantises = any(item.format.dtype.itemsize == 1 for item in criteria.contract.buffers.values())
+        unpacks = any(not item.format.is_float for item in criteria.contract.inputs)
         items = arithmetic.downgrades(opcodes, operands, accumulator, needed, products=not unpacks)
         return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
@@ -438,10 +453,10 @@ class Examination:
         """
         if not first.is_right:
             return
-        changes = inputs.changes(self.task.contract, first.bits, self.shape, self.rng, self.task.places)
+        changes = inputs.changes(self.criteria.contract, first.bits, self.shape, self.rng, self.criteria.places)
         for change in changes:
             for factor in inputs.FACTORS:
-                bits = inputs.changed(self.task.contract, first.bits, change, factor)
+                bits = inputs.changed(self.criteria.contract, first.bits, change, factor)
                 results = self.expected("normal", bits)
                 if visible_changes := self._visible_changes(first, results):
                     self._check_response(first, bits, results, visible_changes, change)
@@ -480,7 +495,7 @@ class Examination:
         """
         call = self.device.call(bits)
         for name, places in visible_changes.items():
-            item = self.task.contract.buffers[name].format
+            item = self.criteria.contract.buffers[name].format
             old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
             reference_change = np.abs(results[name].values - first.expected[name].values)
             with np.errstate(invalid="ignore"):

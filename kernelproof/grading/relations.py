@@ -58,9 +58,11 @@ class BrokenRelation(NamedTuple):
     allowed: float
 
 
-def valid_relations(task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> Iterator[Relation]:
+def valid_relations(
+    criteria: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator
+) -> Iterator[Relation]:
     """The relations that the reference satisfies for the inputs of a call, among those that ``TABLE`` proposes."""
-    proposals = _Proposals(task, base, shape, rng)
+    proposals = _Proposals(criteria, base, shape, rng)
     for kind, propose in TABLE:
         if kind == base.kind:
             yield from propose(proposals)
@@ -95,9 +97,9 @@ def _largest_magnitude(errors: Array) -> float:
 class _Proposals:
     """Proposes changes of a call's inputs, and yields those for which the reference satisfies a relation."""
 
-    def __init__(self, task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> None:
-        self.task, self.base, self.shape, self.rng = task, base, shape, rng
-        self.inputs, self.outputs = task.contract.inputs, task.contract.outputs
+    def __init__(self, criteria: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> None:
+        self.criteria, self.base, self.shape, self.rng = criteria, base, shape, rng
+        self.inputs, self.outputs = criteria.contract.inputs, criteria.contract.outputs
         self.results = {name: item.values for name, item in base.expected.items()}
 
     def changed(self, step: Step) -> dict[str, Array]:
@@ -109,7 +111,7 @@ class _Proposals:
         bits = self.changed(change)
         values = {item.name: item.format.values(bits[item.name]) for item in self.inputs}
         try:
-            results = self.task.reference(values, self.shape)
+            results = self.criteria.reference(values, self.shape)
         except WrongInput:
             return False
         for item, result in zip(self.outputs, results, strict=True):

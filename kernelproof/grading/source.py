@@ -129,14 +129,14 @@ def check_source(
     if (factory := _compiled_factory(read(source), agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest, [item.format for item in agreement.inputs])
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
-        task = Criteria(
+        criteria = Criteria(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
             operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
             unstated_shape(stated, limits.seed) if draws is None else None,
         )  # fmt: skip
         verdict.shapes = [*stated, *drawn_shapes(stated[0], draws or {}, limits.seed)]
-        verdict = _grade_in_process(task, verdict, len(stated), limits)
-        _compare_times(verdict, task, stated, claimed_us, gpu)
+        verdict = _grade_in_process(criteria, verdict, len(stated), limits)
+        _compare_times(verdict, criteria, stated, claimed_us, gpu)
     verdict.seconds = round(time.perf_counter() - start, 3)
     return with_outcome(verdict)
 
@@ -275,7 +275,7 @@ def _with_templates(text: str, entries: Sequence[str]) -> str:
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
-def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
+def grade(criteria: Criteria, verdict: Verdict, stated: int) -> Verdict:
     """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's; the others
     are drawn.
 
@@ -287,7 +287,7 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
     for number, shape in enumerate(verdict.shapes):
         examination = None
         try:
-            examination = Examination(task, shape, number >= stated and stated_right)
+            examination = Examination(criteria, shape, number >= stated and stated_right)
             examination.run()
         except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
             _record_error(error, shape, verdict)
@@ -302,8 +302,8 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
         if shape == largest:
             verdict.kernels = examination.kernels
         stated_right = stated_right and not examination.findings
-    if task.unstated is not None and not verdict.findings and not verdict.not_checked:
-        _remark_on_unstated(task, task.unstated, verdict)
+    if criteria.unstated is not None and not verdict.findings and not verdict.not_checked:
+        _remark_on_unstated(criteria, criteria.unstated, verdict)
     for report in grouped(reports):
         if report.is_error:
             verdict.findings.append(_emulator_finding(report))
@@ -312,10 +312,10 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
     return verdict
 
 
-def _remark_on_unstated(task: Criteria, shape: Shape, verdict: Verdict) -> None:
+def _remark_on_unstated(criteria: Criteria, shape: Shape, verdict: Verdict) -> None:
     """Examine a shape that the user has not stated, and add a remark if the source is not right on it."""
     try:
-        examination = Examination(task, shape, drawn=True)
+        examination = Examination(criteria, shape, drawn=True)
         examination.run()
     except WrongInput:  # The reference, or a launch, allows no such shape.
         return
@@ -353,7 +353,11 @@ def _emulator_finding(report: Report) -> Finding:
 
 
 def _compare_times(
-    verdict: Verdict, task: Criteria, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
+    verdict: Verdict,
+    criteria: Criteria,
+    shapes: Sequence[Shape],
+    claimed: float | Sequence[float] | None,
+    gpu: str | None,
 ) -> None:
     """Compare claimed times with the least time that the GPU needs, and add the latter to the verdict.
 
@@ -366,7 +370,8 @@ def _compare_times(
     if times and len(times) != len(shapes):
         raise WrongInput(f"claimed_us: {len(times)} times for {len(shapes)} shapes")
     for number, shape in enumerate(shapes):
-        least = floor.floor(target, task.flops_of(shape), task.contract.traffic(shape), task.precision.operands)
+        flops, traffic = criteria.flops_of(shape), criteria.contract.traffic(shape)
+        least = floor.floor(target, flops, traffic, criteria.precision.operands)
         verdict.floor_us.append(round(least.us, 4))
         if times and times[number] < least.us:
             verdict.findings.append(
@@ -374,7 +379,7 @@ def _compare_times(
                     "below-floor",
                     f"claimed {times[number]:g} us, {target.title} needs {least.us:.3g} us at least ({least.bound})",
                     shape=shape, claimed_us=float(times[number]), floor_us=least.us, bound=least.bound,
-                    flops=task.flops_of(shape), bytes=task.contract.traffic(shape),
+                    flops=flops, bytes=traffic,
                 )
             )  # fmt: skip
 
@@ -392,7 +397,9 @@ def with_outcome(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
+def _serve_grade(
+    pipe: Connection, criteria: Criteria, verdict: Verdict, stated: int, box: sandbox.Sandbox | None
+) -> None:
     """Grade in a child process and write the verdict to the pipe as JSON, or an error after ``WRONG_INPUT`` or
     ``UNCONFINED``."""
     os.setsid()  # The parent ends this process with all that host code starts, by killing the session.
@@ -403,7 +410,7 @@ def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int
             sandbox.confine(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
         else:
             sandbox.erase_variables(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
-        answer = grade(task, verdict, stated).model_dump_json()
+        answer = grade(criteria, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"{WRONG_INPUT}{error}"
     except sandbox.ConfinementError as error:
@@ -413,17 +420,17 @@ def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int
         data = data[os.write(pipe.fileno(), data) :]
 
 
-def _grade_in_process(task: Criteria, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+def _grade_in_process(criteria: Criteria, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
     """Call ``grade`` in a child process with limits, and in a sandbox if host code runs. Raises WrongInput."""
     if not limits.isolated:
-        return grade(task, verdict, stated)
-    host_code = isinstance(task.factory, partial) and task.factory.func is launcher.HostCalls
+        return grade(criteria, verdict, stated)
+    host_code = isinstance(criteria.factory, partial) and criteria.factory.func is launcher.HostCalls
     box = (
-        execution.program_sandbox([task.factory.args[0]], limits.seconds)
-        if isinstance(task.factory, partial) and host_code
+        execution.program_sandbox([criteria.factory.args[0]], limits.seconds)
+        if isinstance(criteria.factory, partial) and host_code
         else None
     )
-    worker = Worker("fork", _serve_grade, task, verdict, stated, box)
+    worker = Worker("fork", _serve_grade, criteria, verdict, stated, box)
     watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
     answer = b""
     try:

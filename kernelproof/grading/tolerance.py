@@ -41,21 +41,21 @@ class Expected:
     """An output as the reference computes it, in fp64, and the allowed error of each element.
 
     ``usual`` estimates the root mean square of an honest error, if the output is a sum of products of normal numbers;
-    otherwise it is None. If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any
-    value is right where the reference is NaN, because the operation may be undefined for special inputs.
+    otherwise it is None. If ``exact`` is True, the output must be the reference rounded once. If ``allows_undefined``
+    is True, any value is right where the reference is NaN, because the operation may be undefined for special inputs.
     """
 
     values: Array
     allowed: Array
     format: Format
     exact: bool = False
-    open: bool = False
+    allows_undefined: bool = False
     usual: Array | None = None
 
     def wrong(self, bits: Array) -> Array:
         """A mask of the elements that differ by more than is allowed. ``bits``: the output as it is stored."""
-        undefined = np.isnan(self.values) if self.open and self.format.is_float else np.zeros(bits.shape, bool)
-        return self._wrong(bits) & ~undefined
+        wrong = self._wrong(bits)
+        return wrong & ~np.isnan(self.values) if self.allows_undefined and self.format.is_float else wrong
 
     def _wrong(self, bits: Array) -> Array:
         """A mask of the elements that differ by more than is allowed, also where the reference is undefined."""

@@ -33,6 +33,13 @@ def test_cheats_break_their_rule(name: str) -> None:
         assert finding.hint
 
 
+@pytest.mark.slow
+def test_kept_state_is_shown_with_the_inputs_of_the_wrong_call() -> None:
+    verdict = cheats.PROGRAMS["by_count"].verdict(isolated=False)
+    shown = {item.rule: item.evidence.get("inputs") for item in verdict.findings}
+    assert shown["state-kept"] == shown["wrong-value"] is not None, str(verdict)
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(honest.PROGRAMS) >= 50
     assert len(cheats.PROGRAMS) >= 50

@@ -175,18 +175,18 @@ def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int
     shape, buffers, function, _ = FORMS[name]
     agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
     precision = Precision("f32", "f32")
-    task = Criteria(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
+    criteria = Criteria(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
     bits = inputs.draw(agreement, kind, shape, np.random.default_rng(5))
-    (result,) = task.reference({item.name: item.format.values(bits[item.name]) for item in agreement.inputs}, shape)
+    (result,) = criteria.reference({item.name: item.format.values(bits[item.name]) for item in agreement.inputs}, shape)
     (output,) = agreement.outputs
-    wanted = {output.name: expected(result, None, output.format, task.tolerance, precision, shape)}
-    return task, CheckedCall(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
+    wanted = {output.name: expected(result, None, output.format, criteria.tolerance, precision, shape)}
+    return criteria, CheckedCall(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_reference_decides_which_relations_hold(name: str) -> None:
-    task, base, shape = answered(name, "normal")
-    found = list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
+    criteria, base, shape = answered(name, "normal")
+    found = list(relations.valid_relations(criteria, base, shape, np.random.default_rng(1)))
     names = {item.name for item in found}
     assert names - {name.replace("reversed", "permuted") for name in names} == {
         name for name in names if name.startswith("reversed")
@@ -197,35 +197,35 @@ def test_the_reference_decides_which_relations_hold(name: str) -> None:
 
 
 def test_what_a_reference_refuses_is_no_relation() -> None:
-    task, base, shape = answered("softmax", "normal")
+    criteria, base, shape = answered("softmax", "normal")
 
     def picky(x: Any) -> Any:
         if not np.array_equal(x, base.bits["x"]):
             raise ValueError("it knows no other")
         return x
 
-    task = dataclasses.replace(task, reference=Reference(picky, task.contract))
-    assert not list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
+    criteria = dataclasses.replace(criteria, reference=Reference(picky, criteria.contract))
+    assert not list(relations.valid_relations(criteria, base, shape, np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("kind", ["normal", "integers"])
 def test_a_kernel_that_computes_the_reference_keeps_all_of_them(name: str, kind: str) -> None:
-    task, base, shape = answered(name, kind)
-    (output,) = task.contract.outputs
-    found = list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
+    criteria, base, shape = answered(name, kind)
+    (output,) = criteria.contract.outputs
+    found = list(relations.valid_relations(criteria, base, shape, np.random.default_rng(1)))
     assert bool(found) == (kind == "normal" or name not in ("softmax", "norm"))
     for relation in found:
-        values = {item.name: item.format.values(relation.bits[item.name]) for item in task.contract.inputs}
-        (result,) = task.reference(values, shape)
-        wanted = {output.name: expected(result, None, output.format, task.tolerance, task.precision, shape)}
+        values = {item.name: item.format.values(relation.bits[item.name]) for item in criteria.contract.inputs}
+        (result,) = criteria.reference(values, shape)
+        wanted = {output.name: expected(result, None, output.format, criteria.tolerance, criteria.precision, shape)}
         answer = CheckedCall(kind, relation.bits, Call({output.name: output.format.bits(result)}), wanted)
-        assert not list(relations.broken_relations(base, answer, relation, task.contract.buffers)), relation.name
+        assert not list(relations.broken_relations(base, answer, relation, criteria.contract.buffers)), relation.name
         wrong = answer.call.outputs[output.name].copy()
         wrong.reshape(-1)[3] += 1
         answer.call.outputs[output.name] = wrong
-        broken = list(relations.broken_relations(base, answer, relation, task.contract.buffers))
+        broken = list(relations.broken_relations(base, answer, relation, criteria.contract.buffers))
         places = [(item.elements, np.ravel_multi_index(item.first, wrong.shape)) for item in broken]
         assert places == [(1, 3)] * (wrong.size >= relations.LEAST_ELEMENTS)
         answer.wrong[output.name] = np.ones(wrong.shape, bool)  # wrong values are another finding
-        assert not list(relations.broken_relations(base, answer, relation, task.contract.buffers))
+        assert not list(relations.broken_relations(base, answer, relation, criteria.contract.buffers))
