@@ -28,7 +28,8 @@ from scripts.corpus import MANIFEST, ptx_of, sources
 BUFFER_BYTES = 1 << 22  # size of the buffer behind each pointer
 NUMBER = 256  # the value of every other parameter
 SHARED_BYTES = 16384  # dynamic shared memory of a CTA
-# Backward branches of a batch, and seconds of processor time of a kernel: an argument of 256 may mean an endless loop.
+# Most backward branches of a batch of CTAs, and most seconds of processor time for a kernel: with an argument of 256, a
+# loop may never end.
 LOOP_LIMIT, SECONDS = 2_000, 5
 
 
@@ -91,6 +92,7 @@ def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
     except LaunchRefused as error:
         return f"refused: {error}", ()
     except (EmulatorError, PtxError) as error:
+        # The emulator may wrap the exception of the alarm in an internal error.
         return "not ended" if "OutOfTimeError" in str(error) else str(error), ()
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

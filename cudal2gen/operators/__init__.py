@@ -1,13 +1,14 @@
 """The library for PyTorch: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
 
 ``torch_operators``, ``fused_operators`` and ``grouped`` define the operators, which ``registration`` registers with
-torch. If autocast is on, operands are cast first (``casting``). A call then takes three steps, of which none calls back
-into an earlier one:
+torch. If autocast is on, operands are cast first (``casting``). A call then takes three steps; no step calls an earlier
+one:
 
 1. check: ``check_modes`` (does a gradient, a tracer or a subclass need torch's dispatcher?) and ``check_operands``
    (types and shapes);
 2. plan: ``plan_requests`` describes the tensors as matrices. ``dispatch`` decides once for given shapes and strides
-   which kernel of ``plan_packs`` computes such calls, or why torch does. The decision is one of ``plans``.
+   which kernel of ``plan_packs`` computes such calls, or gives the reason for leaving them to torch. ``plans`` defines
+   the classes of these decisions.
 3. call: ``call_kernels`` launches a kernel, ``call_native`` does so from C++, and ``call_torch`` calls torch's product.
 
 ``measuring`` times kernels during calls; only ``dispatch`` uses it. ``layers`` and ``fused_layers`` let the layers of a

@@ -16,25 +16,29 @@ _RULE = "write sizes and numbers with +, -, *, parentheses, and / by a number"
 
 
 def names(formula: str | int) -> set[str]:
-    """The sizes that a formula names. Raises WrongInput if the text is no expression."""
+    """The sizes that a formula names. Raises WrongInput if the formula cannot be parsed, or is longer than LONGEST."""
     return {node.id for node in ast.walk(_tree(formula)) if isinstance(node, ast.Name)}
 
 
 def number(formula: str | int, sizes: Mapping[str, int]) -> int:
-    """The value of a formula for known sizes, which must include every name in it. Raises WrongInput for an operation
-    that is not covered, and if ``/`` leaves a remainder."""
+    """The value of a formula for known sizes. ``sizes`` gives a number for every name in the formula.
+
+    Raises WrongInput as ``names`` does, for an operation that is not covered, and if ``/`` leaves a remainder.
+    """
     value = polynomial(formula, {name: Polynomial.of(size) for name, size in sizes.items()})
     return int(value.constant)
 
 
 def polynomial(formula: str | int, sizes: Mapping[str, Polynomial]) -> Polynomial:
-    """The value of a formula where sizes are polynomials, which must include every name in it. Raises WrongInput for an
-    operation that is not covered, and if ``/`` may leave a remainder."""
+    """The value of a formula for sizes that are polynomials. ``sizes`` gives one for every name in the formula.
+
+    Raises WrongInput as ``names`` does, for an operation that is not covered, and if ``/`` may leave a remainder.
+    """
     return _value(_tree(formula), sizes)
 
 
 def _tree(formula: str | int) -> ast.expr:
-    """A formula, parsed as an expression of Python. Raises WrongInput if it is none, or too long."""
+    """A formula, parsed as an expression of Python. Raises WrongInput as ``names`` does."""
     text = str(formula)
     try:
         if len(text) > LONGEST:

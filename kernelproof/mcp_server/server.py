@@ -71,9 +71,10 @@ class _Tools:
         nvcc_args: Flags = "", adverse: Adverse = False, sample: Sample = 0, seconds: Seconds = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Run kernels on an emulated GPU and report races, wrong addresses, uninitialised reads, missing fences and
-        deadlocks. In the answer, outcome is clean, errors or not checked. Each finding has a rule, a message, a hint,
-        the source line (access.home), the other side of a race (other.home), and the buffer and index (place). ending
-        says why the run did not end, such as a limit of time. output is what the kernels printed."""
+        deadlocks. In the answer, the field `outcome` is clean, errors or not checked. Each finding has a `rule`, a
+        `message`, a `hint`, the source line (`access.home`), the other side of a race (`other.home`), and the buffer
+        and index (`place`). The field `ending` says why the run stopped early, for example at the limit of time, and
+        `output` is what the kernels printed."""
         return self._answer(
             seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
             adverse=adverse, sample=sample,
@@ -84,7 +85,8 @@ class _Tools:
         nvcc_args: Flags = "", sample: Sample = 0, seconds: Seconds = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Count what launches execute, for each kernel: instructions (per warp), mma and wgmma, bytes, 32-byte sectors
-        and the fewest possible, bank conflicts, and barriers. These are counts of an emulator, not measured times."""
+        and the fewest that the same bytes could need, bank conflicts, and barriers. These are counts of an emulator,
+        not measured times."""
         document = self._answer(
             seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
             sample=sample, counters=True,

@@ -1,11 +1,14 @@
 """Predicts profiles of kernels from their machine code: what a profiler would show, without a GPU.
 
-``of_cubin`` makes the profile of a cubin's kernel and ``load`` reads a saved one. ``sections`` gives it as text and
-tables, ``html`` as a page, and ``compare`` puts two profiles side by side.
+``of_cubin`` makes the profile of a cubin's kernel, for the launch that ``LaunchFacts`` describes, and ``load`` reads a
+saved one. ``sections`` gives a profile as text and tables, ``html`` as a page, and ``compare`` puts two profiles side
+by side.
 
-To make another kind of profile, put ``figures`` together: ``steady_window`` cuts a settled part out of a simulated main
-loop, ``Listing`` gives its lines, ``advice`` says what would shorten it, and ``compose`` serves kernels whose warps
-have roles. Other packages use the names that are imported here, and none of the modules below.
+To build another kind of profile, create the classes of the module ``figures``. ``steady_window`` cuts a settled part,
+the ``LoopWindow``, out of a simulated main loop; ``Listing`` gives its lines and its figures; ``occupancy`` says how
+many CTAs an SM holds; ``advice`` says what would make the kernel faster; and ``compose`` puts the parts together into a
+``Profile``. Other packages import only the names in ``__all__``; of the submodules, only ``advice`` and ``figures`` are
+among them.
 """
 
 from kernelproof.ground.pages import Section

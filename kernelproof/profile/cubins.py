@@ -46,7 +46,7 @@ class LaunchFacts(Schema):
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
-        """Reads a launch from a JSON file. Raises WrongInput."""
+        """Reads a launch from a JSON file. Raises WrongInput if the file is no object with these fields."""
         hint = f"a launch is an object such as {json.dumps(EXAMPLE_LAUNCH)}"
         return figures.validated(cls, path, figures.read_object(path, hint), hint)
 
@@ -89,12 +89,15 @@ def of_cubin(
 
 @dataclass(frozen=True)
 class _CubinKernel:
-    """A kernel, the GPU whose rates the model uses, and its launch if that is known."""
+    """A kernel, the GPU whose rates the model uses, and its launch if that is known.
+
+    ``forced_resident``: how many CTAs an SM holds; None for as many as it has room for.
+    """
 
     function: sass.Function
     gpu: str
     launch: LaunchFacts | None
-    ctas: int | None = None  # resident CTAs; None: as many as an SM has room for
+    forced_resident: int | None = None
 
     @property
     def chip(self) -> Chip:
@@ -120,11 +123,12 @@ class _CubinKernel:
 
     @property
     def resident(self) -> int:
-        """CTAs that are simulated together: as many as an SM holds, but no more than its share of the launch; one if
-        no launch is known."""
+        """How many CTAs are simulated together on one SM: as many as it holds, but no more than its share of the
+        launch; one if no launch is known."""
         if self.launch is None or self.occupancy is None:
             return 1
-        return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
+        held = self.forced_resident or self.occupancy.ctas
+        return max(1, min(held, ceil_div(self.launch.ctas, self.chip.sms)))
 
     def streams(self, iterations: int) -> list[Stream]:
         """The warps of one scheduler: every fourth one of the SM, without those of a warpgroup that only copies by TMA.
@@ -138,7 +142,10 @@ class _CubinKernel:
 
     @cached_property
     def machine(self) -> Machine:
-        """The hardware on which the warps are simulated. All its sub-cores run the same warps, if there are enough."""
+        """The hardware on which the warps are simulated.
+
+        All sub-cores are assumed to run equal warps. With fewer warps than sub-cores, only as many sub-cores are busy.
+        """
         rates = self.chip.rates
         return Machine(
             self.function.sm,
@@ -168,8 +175,8 @@ class _CubinKernel:
         mhz, sms = self.chip.rates.mhz, self.chip.sms
         generations = ceil_div(self.launch.ctas, sms) / self.resident
         iteration = self.window.cycles / self.window.iterations
-        # The cycles of a generation in its main loop, and outside of it: those of the simulation without its
-        # iterations.
+        # The cycles of a generation in its main loop, and outside of it: the simulated cycles minus those of its
+        # ITERATIONS iterations.
         outside_cycles = 0.0
         main_cycles = self.timeline.cycles
         if self.ways.consumer.iteration:
@@ -205,7 +212,7 @@ class _CubinKernel:
     def _advice(self) -> Iterator[figures.Advice]:
         """Candidates for advice: one more CTA on each SM, and the removal of kinds of instructions."""
         if self.time and self.occupancy and (more := advice.more_residents(self.occupancy, 0)):
-            after = replace(self, ctas=self.occupancy.ctas + 1).time
+            after = replace(self, forced_resident=self.occupancy.ctas + 1).time
             if after and self.resident == self.occupancy.ctas:
                 yield figures.Advice(
                     change=more, figure="time", form="machine code", before=self.time.us, after=after.us

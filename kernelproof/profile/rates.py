@@ -10,6 +10,7 @@ LAUNCH_US = 1.6  # time of a launch; only its order of magnitude is known, from 
 def l2_share(rates: Rates, sms: int, ctas: int) -> float:
     """Bytes per clock that an SM gets from the L2 while ``ctas`` CTAs run on ``sms`` SMs.
 
-    The SMs that have a CTA share the L2's rate. An SM gets no more than its port to the L2 allows.
+    The total rate of the L2 (``rates.l2_bytes`` times all SMs) is divided among the SMs that have a CTA, up to
+    ``L2_PORT`` for each.
     """
     return min(L2_PORT, rates.l2_bytes * sms / min(sms, ctas))

@@ -12,7 +12,8 @@ MAX_OPENINGS = 100  # most opening braces at which the search for an object is t
 
 
 def text_of(reply: Reply) -> str:
-    """The text of an answer. If it is empty, the reasoning, because some servers send the whole answer there."""
+    """The text of an answer, or the model's reasoning if the text is empty, because some servers send the whole answer
+    as reasoning."""
     return reply.text if reply.text.strip() else reply.reasoning
 
 
@@ -44,7 +45,10 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def why_unreadable(reply: Reply, form: str, shorter: str) -> str:
-    """Why an answer could not be read, and what to answer instead: ``shorter`` if it was cut off, else ``form``."""
+    """A sentence on why an answer could not be read, for the model to correct it.
+
+    ``form``: what the answer should have been. ``shorter``: advice if the answer was cut off after its text began.
+    """
     if reply.cut_off and not reply.text.strip():
         return "the answer was cut off while reasoning: reason shorter (or raise llm.max_tokens in --settings)"
     if reply.cut_off:

@@ -14,7 +14,7 @@ from typing import Any
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
-# The arguments of C's fesetround, by processor; 0 rounds to nearest on both.
+# The arguments of C's fesetround, by processor. On both processors, 0 is round to nearest.
 _X86 = {"rn": 0, "rm": 0x400, "rp": 0x800, "rz": 0xC00}
 _ARM = {"rn": 0, "rp": 0x400000, "rm": 0x800000, "rz": 0xC00000}
 _DIRECTIONS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
@@ -40,10 +40,11 @@ def _rounding(mode: str) -> Iterator[None]:
 
 
 def toward(mode: str, function: Callable[..., Array], *operands: Array) -> Array:
-    """The result of ``function`` of the operands, with all roundings by ``mode`` (rz, rm or rp). ``function`` may
-    round twice, since rounding to more bits and then to fewer, in the same direction, equals rounding once.
+    """Calls ``function(*operands)`` with every f32 and f64 operation rounded by ``mode``: rz toward zero, rm down, rp
+    up.
 
-    Raises EmulatorError if the processor is not supported.
+    ``function`` may round twice, since rounding to more bits and then to fewer, in the same direction, equals rounding
+    once. Raises EmulatorError if the processor is not supported.
     """
     with _rounding(mode):
         return function(*operands)

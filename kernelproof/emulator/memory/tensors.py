@@ -51,19 +51,20 @@ class TorchTensor(Protocol):
         """The address of its first element."""
 
     def is_contiguous(self) -> bool:
-        """Are its elements in order and without gaps?"""
+        """Whether its elements are in order and without gaps."""
 
     def untyped_storage(self) -> Storage:
         """The storage that it shares with its views."""
 
 
 def is_tensor(value: object) -> TypeGuard[TorchTensor]:
-    """Has a value the methods of a PyTorch tensor?"""
+    """Whether a value has the methods of a PyTorch tensor."""
     return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
 
 
 def element_name(tensor: TorchTensor) -> str:
-    """The name of its element type, without the library's. Raises EmulatorError for complex and quantised types."""
+    """The name of a tensor's element type, without the prefix "torch.". Raises EmulatorError for types that are not in
+    ``NUMPY``, such as complex and quantised ones."""
     name = str(tensor.dtype).rpartition(".")[2]
     if name not in NUMPY:
         advice = "pass torch.view_as_real(x)" if name.startswith("complex") else "pass a view of integers of that size"
@@ -72,8 +73,8 @@ def element_name(tensor: TorchTensor) -> str:
 
 
 def host_array(tensor: TorchTensor) -> Array:
-    """The elements of a contiguous tensor in its shape: a view. Raises EmulatorError for a tensor with gaps, and as
-    ``element_name`` and ``host_bytes`` do."""
+    """A NumPy view of a contiguous tensor, in its shape; the element type is that of ``NUMPY``. Raises EmulatorError
+    for a tensor with gaps, and as ``element_name`` and ``host_bytes`` do."""
     dtype = np.dtype(NUMPY[element_name(tensor)])
     if not tensor.is_contiguous():
         raise EmulatorError("a tensor with gaps cannot be uploaded; pass x.contiguous()")
@@ -83,8 +84,8 @@ def host_array(tensor: TorchTensor) -> Array:
 
 
 def host_bytes(tensor: TorchTensor) -> Array:
-    """The bytes of the tensor's storage, shape (nbytes,), uint8: a view, valid while the tensor lives. Raises
-    EmulatorError for tensors that are not in the CPU's memory."""
+    """A NumPy view of the bytes of a tensor's storage, uint8 in shape (nbytes,), which is valid while the tensor lives.
+    Raises EmulatorError for tensors without a storage or outside the CPU's memory."""
     place = str(tensor.device)
     if place != "cpu":
         raise EmulatorError(f"a tensor on {place} cannot be an argument; pass x.cpu()")
