@@ -9,7 +9,7 @@ Other packages use the names that are imported here, and none of the modules bel
 
 Imports go down: ``summary``, ``ways``, ``hazards`` > ``completions`` > ``analysis``, ``simulation``, ``in_flight`` >
 ``loops``, ``banks``, ``timeline``, ``scheduling`` > ``operations`` > ``latencies`` > ``registers``, ``trips`` >
-``paths`` > ``flow``, ``pipes`` > ``editing`` > ``decoding``, ``stripping`` > ``elf``.
+``paths`` > ``flow``, ``pipes`` > ``decoding``, ``stripping`` > ``elf``.
 """
 
 from kernelproof.sass.analysis import Analysis, analyse, spill_bytes

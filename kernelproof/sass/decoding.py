@@ -79,14 +79,6 @@ class Control:
             reuse=word >> 17 & 15,
         )
 
-    def encode(self, upper: int) -> int:
-        """Returns the upper 64 bits of an instruction with their control word replaced by this one."""
-        write = NO_BARRIER if self.write_barrier is None else self.write_barrier
-        read = NO_BARRIER if self.read_barrier is None else self.read_barrier
-        mask = sum(1 << barrier for barrier in self.waits)
-        word = self.stall | (not self.yields) << 4 | write << 5 | read << 8 | mask << 11 | self.reuse << 17
-        return upper & ~(0x1FFFFF << 41) | word << 41
-
 
 # The control of an instruction that waits for nothing and takes no scoreboard.
 FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)

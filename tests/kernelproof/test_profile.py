@@ -23,10 +23,11 @@ from kernelproof.profile.figures import spans
 from kernelproof.profile.loop import steady_window
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.picture import LANE, LEFT, picture
-from kernelproof.sass import Instruction, editing
+from kernelproof.sass import Instruction
 from kernelproof.sass.decoding import FREE
 from kernelproof.sass.simulation import Issue
 from tests import commands
+from tests.kernelproof import cubin_edits
 from tests.kernelproof.emulator.build import compiled
 from tests.kernelproof.emulator.build import cubin as machine_code
 from tests.kernelproof.profiled import HOSTILE, ISSUES, LINES, PROFILE
@@ -276,9 +277,9 @@ def test_a_wait_that_is_taken_away_is_a_hazard(cubin: Path, alone: profile.Profi
     """The first MMA of the kernel no longer waits for the fragments that ldmatrix loads."""
     function = next(item for item in sass.disassemble(cubin) if item.name == alone.kernel)
     mma = next(item for item in function.instructions if item.name == "HMMA" and item.control.waits)
-    code = {mma.address: editing.rescheduled(mma, waits=())}
+    code = {mma.address: cubin_edits.rescheduled(mma, waits=())}
     edited = tmp_path / "edited.cubin"
-    edited.write_bytes(editing.edited(cubin.read_bytes(), function.name, code))
+    edited.write_bytes(cubin_edits.edited(cubin.read_bytes(), function.name, code))
     found = profile.of_cubin(edited, "a100")
     assert alone.hazards == ()
     assert {hazard.later for hazard in found.hazards} == {f"{mma.address:04x} {mma.text}"}

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from kernelproof.emulator.machine_code.idioms import with_allocations
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
-from kernelproof.sass.editing import OPERANDS, RESULT, rescheduled, with_register
 from kernelproof.sass.pipes import MEMORY, pipe_use
 from kernelproof.sass.registers import EFFECTS, PURE, STACK, read_operands, register_names, unread_instructions
+from tests.kernelproof.cubin_edits import OPERANDS, RESULT, rescheduled, with_register
 from tests.kernelproof.emulator.machine_walks import Use, Walker
 
 # An instruction that does nothing.

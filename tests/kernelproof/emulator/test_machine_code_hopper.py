@@ -17,7 +17,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Device, EmulatorError, Memory
 from kernelproof.ground.chips import GPUS
 from kernelproof.sass import disassemble
-from kernelproof.sass.editing import edited, rescheduled
+from tests.kernelproof.cubin_edits import edited, rescheduled
 from tests.kernelproof.emulator import test_hopper_clusters as clusters
 from tests.kernelproof.emulator import test_hopper_copies as copies
 from tests.kernelproof.emulator import test_hopper_matrices as matrices

@@ -21,8 +21,8 @@ from kernelproof.emulator import EmulatorError, Memory, Options, Severity
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import DisassemblyError, Function, disassemble, hazards
-from kernelproof.sass.editing import edited
 from tests.draws import THOROUGH
+from tests.kernelproof.cubin_edits import edited
 from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator import test_hopper_mutants as hopper
 from tests.kernelproof.emulator import test_tensor_memory as tensors

@@ -13,8 +13,8 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.sass import Instruction, disassemble, hazards
-from kernelproof.sass.editing import edited, rescheduled
 from tests import commands
+from tests.kernelproof.cubin_edits import edited, rescheduled
 from tests.kernelproof.emulator import build
 
 # A kernel that adds 1 to a number per thread.

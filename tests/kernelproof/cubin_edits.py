@@ -1,4 +1,4 @@
-"""Writes changed instructions into a cubin: other control words, other registers, another order.
+"""Writes changed instructions into a cubin, for tests: other control words, other registers, another order.
 
 The places of fields are those of CuAssembler (cloudcores/CuAssembler) and of Jia et al., "Dissecting the NVIDIA Volta
 GPU Architecture via Microbenchmarking" (arXiv 1804.06826). An instruction has 128 bits. The number of its result
@@ -13,17 +13,26 @@ from dataclasses import replace
 from typing import Any
 
 from kernelproof.ground.errors import WrongInput
-from kernelproof.sass.decoding import BYTES, Instruction
-from kernelproof.sass.elf import sections
+from kernelproof.sass import Control, Instruction, sections
+from kernelproof.sass.decoding import BYTES, NO_BARRIER
 
+CONTROL, CONTROL_MASK = 105, (1 << 21) - 1  # the first bit of the control word, and a mask of its length
 RESULT, OPERANDS = 16, (24, 32, 64)  # the first bit of each field that holds a register number
+
+
+def control_word(control: Control) -> int:
+    """The 21 bits of a control word, the inverse of ``Control.decode``."""
+    write = NO_BARRIER if control.write_barrier is None else control.write_barrier
+    read = NO_BARRIER if control.read_barrier is None else control.read_barrier
+    waits = sum(1 << barrier for barrier in control.waits)
+    return control.stall | (not control.yields) << 4 | write << 5 | read << 8 | waits << 11 | control.reuse << 17
 
 
 def rescheduled(instruction: Instruction, **changes: Any) -> int:
     """Returns the 128 bits of an instruction after changes to its control word. ``changes``: new values of fields of
     ``Control``, by name."""
-    upper = replace(instruction.control, **changes).encode(instruction.code >> 64)
-    return upper << 64 | instruction.code & (1 << 64) - 1
+    word = control_word(replace(instruction.control, **changes))
+    return instruction.code & ~(CONTROL_MASK << CONTROL) | word << CONTROL
 
 
 def with_register(code: int, first: int, number: int) -> int:
