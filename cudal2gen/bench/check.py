@@ -77,7 +77,7 @@ class _FusedBounds:
         reference = self._reference
         comparison = Comparison(BOUND, d.numel())
         errors = abs(d.double() - reference.result).nan_to_num(nan=float("inf"))
-        comparison.bound(errors, reference.allowed)
+        comparison.add_errors(errors, reference.allowed)
         comparison.count(range(d.shape[0]), errors > reference.allowed, reference.result, d)
         return comparison
 

@@ -1,7 +1,8 @@
 """Judges built kernels: the emulator or a GPU executes them on problems that stress them, and the results are checked.
 
 - ``problems``: the shapes and inputs with which a record is executed, and how its matrices are stored.
-- ``emulated``: the emulator's verdict; this package also exports its names, such as ``validator.validate``.
+- ``emulated``, ``emulated_matrices``: the emulator's verdict, with matrices in its memory; this package also exports
+  names of ``emulated``, such as ``validator.validate``.
 - ``machine_code``: the emulator's verdict on the machine code.
 - ``matrices``, ``device``: a device's verdict, with matrices in guarded memory.
 - ``sanitizer``: compute-sanitizer on one launch. ``agreement``: compares a device with the emulator, bit for bit.

@@ -95,9 +95,9 @@ def product(device: VerdictDevice, record: Record, contender: Contender, emulate
         bits = np.ascontiguousarray(values).view(f"i{element.bytes}")
         return torch.from_numpy(bits).view(element.torch_dtype)
 
-    read = emulated.products[0].fused
-    bias = None if read.bias is None else tensor(read.bias, record.element)
-    c = None if read.c is None else tensor(read.c, record.output)
+    fused_operands = emulated.products[0].fused
+    bias = None if fused_operands.bias is None else tensor(fused_operands.bias, record.element)
+    c = None if fused_operands.c is None else tensor(fused_operands.c, record.output)
     a, b = (tensor(values, record.element) for values in (emulated.a, emulated.b))
     # In a batch A and B have a first dimension for the product. The A of a grouped problem has the rows of all groups.
     a, b = a[None] if record.batched and not record.grouped else a, b[None] if record.batched else b

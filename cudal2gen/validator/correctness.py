@@ -284,8 +284,8 @@ class Comparison:
             self.first = f"row {rows[row]}, column {column}: {value:.6g} instead of {expected:.6g}"
         self.wrong += count
 
-    def bound(self, errors: Array, allowed: Array) -> None:
-        """Remembers the element nearest to its bound, among these errors and earlier ones."""
+    def add_errors(self, errors: Array, allowed: Array) -> None:
+        """Adds errors and their bounds: remembers the element nearest to its bound, among these and earlier ones."""
         self.largest_error = max(self.largest_error, float(errors.max()))
         ratios = (errors / allowed).reshape(-1)
         nearest = int(ratios.argmax())
@@ -327,7 +327,7 @@ class Bounds(Generic[Array]):
     def add(self, comparison: Comparison, rows: range, d: Array) -> None:
         """Adds the comparison of these rows of D to another comparison; they must be all rows of the bounds."""
         errors = _errors(d, self.reference)
-        comparison.bound(errors, self.allowed)
+        comparison.add_errors(errors, self.allowed)
         comparison.count(rows, errors > self.allowed, self.reference, d)
 
 
@@ -415,7 +415,7 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
         errors = _errors(part, reference)
         if ceiling is None:
             allowed = error_bound(acc, wide_a, wide_b, reference, order, output_of(d))
-            comparison.bound(errors, allowed)
+            comparison.add_errors(errors, allowed)
             comparison.count(rows, errors > allowed, reference, part)
         else:
             comparison.count(rows, errors > ceiling, reference, part)

@@ -140,7 +140,7 @@ def _finish(device: VerdictDevice, call: Callable[[], None]) -> None:
 
 
 def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, findings: list[str]) -> Case:
-    """The case of a verdict, from the comparison of a result."""
+    """The case of a verdict, from the comparison of a result and the findings."""
     ctas = shape.ctas(record)
     return shape.case(inputs, ctas, comparison.compared, findings, comparison.max_error, comparison.allowed)
 

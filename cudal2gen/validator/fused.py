@@ -275,7 +275,8 @@ def _activation_result(fusion: Fusion, z: Array, error: Array) -> tuple[Array, A
 
 
 def _half(fusion: Fusion, z: Array, half: int) -> Array:
-    """Z1 or Z3, whose columns are interleaved by 8, if D is gated; otherwise all columns."""
+    """If D is gated, the first or the second half of each ``GATE_COLS`` columns: Z1 or Z3 of ``kernel.fusion``. Else
+    all columns."""
     if not fusion.gate:
         return z
     m, n = z.shape
@@ -300,7 +301,8 @@ def _add_rows(
     output: Element,
     ceiling: float | None,
 ) -> None:
-    """Adds these rows of D to a comparison. ``ceiling``: one bound for all errors, in place of a bound for each."""
+    """Adds these rows of D to a comparison. ``bounds``: the reference of these rows. ``ceiling``: one bound for all
+    errors, in place of a bound for each."""
     arrays = library(d)
     wide = arrays.wide(d)
     with np.errstate(all="ignore"):
@@ -324,5 +326,5 @@ def _add_rows(
             comparison.max_error = max(comparison.max_error, float(errors.max()))
         else:
             comparison.compared = BOUND if comparison.compared == "equality" else comparison.compared
-            comparison.bound(errors, bounds.allowed)
+            comparison.add_errors(errors, bounds.allowed)
             comparison.count(rows, errors > bounds.allowed, bounds.result, d)

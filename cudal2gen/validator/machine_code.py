@@ -51,7 +51,7 @@ def judge_all(
 def stored_verdict(artifact: Artifact, stored: Mapping[tuple[str, str], Verdict]) -> Verdict | None:
     """The stored verdict on a kernel's machine code, or None if there is none for exactly its present cubin.
 
-    ``stored``: verdicts by digest and place.
+    ``stored``: verdicts by digest and origin (``Verdict.on``).
     """
     verdict = stored.get((artifact.digest, IN_MACHINE_CODE))
     return verdict if verdict and verdict.machine_code == MachineCode.of(artifact.cubin.read_bytes()) else None

@@ -87,7 +87,7 @@ class GuardedMatrix:
 
 
 class _Part(NamedTuple):
-    """One product of a launch: its number, its matrices, its further inputs, and its aux."""
+    """One product of a launch: its number, and its part of each matrix and of the bias."""
 
     number: int
     a: torch.Tensor
@@ -214,11 +214,12 @@ class Matrices:
         for number, part in enumerate(self._parts(self.d.matrix)):
             rows = part.a.shape[0]
             a, b = operands(inputs, rows, n, k, generator, record.element)
-            read = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output, k=k)
+            fused_operands = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output, k=k)
             part.a.copy_(a)
+            # A shared B is drawn once, for the first product.
             if number == 0 or self._b.ndim == 2 or self._b.shape[0] > 1:
                 part.b.copy_(b)
-            for target, values in ((part.bias, read.bias), (part.c, read.c)):
+            for target, values in ((part.bias, fused_operands.bias), (part.c, fused_operands.c)):
                 if target is not None and values is not None:
                     target.copy_(values)
         self._prepare(poison)
@@ -310,7 +311,7 @@ def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
 
 
 def _places(wrong: torch.Tensor) -> str:
-    """How many elements are wrong, and where the first one is; empty for none.
+    """Describes how many elements are wrong, and where the first one is; empty for none.
 
     ``wrong``: bool, with two dimensions, or three if the first counts products.
     """

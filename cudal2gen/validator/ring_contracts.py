@@ -227,9 +227,9 @@ def pipeline_of(record: TmaRing, program: Program, item: Item, along_n: int, ran
     # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * record.split_k - 1 - current - named("grid_x")
     ranks = range(record.cluster_ctas)
-    # CTAs in the same row or column of the cluster load boxes into each other's stages.
     own_ranks = [rank, rank ^ 1] if record.paired else [rank]  # a pair of CTAs multiplies together
     own_places = [(x % record.cluster[0], x // record.cluster[0]) for x in own_ranks]
+    # CTAs in the same row or column of the cluster load boxes into each other's stages.
     senders = frozenset(
         x for x in ranks for at_m, at_n in own_places if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n
     )
@@ -244,7 +244,10 @@ def pipeline_of(record: TmaRing, program: Program, item: Item, along_n: int, ran
 
 
 def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Item, along_n: int) -> Pipeline:
-    """A pipeline with what is stated of partial sums. Only the tile of a cluster's first CTA always begins within D."""
+    """The pipeline with what the claim states about partial sums.
+
+    Only the tile of a cluster's first CTA always begins within D. For the others there are two contracts.
+    """
     count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, groups_of(record)
     across_m, across_n = (size > 1 for size in record.cluster)
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
@@ -286,7 +289,7 @@ def rest_limits(record: TmaRing) -> list[Polynomial]:
 
 
 def item_bounds(record: TmaRing, item: Item) -> Bounds:
-    """Bounds of all names that a contract has of the CTA while it computes an item."""
+    """Bounds of all names in the contract of a CTA that is computing an item."""
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
     bounds = common_bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}

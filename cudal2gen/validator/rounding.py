@@ -93,10 +93,10 @@ def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tu
 
     A product's exponent is the sum of its factors' exponents, even if the product of their fractions is 2 or more.
     """
-    of_zero = -10_000  # the exponent of 0, below all others
-    factors = [np.where(values == 0, of_zero, np.frexp(values)[1] - 1) for values in (a, b)]
+    zero_exponent = -10_000  # the exponent of 0, below all others
+    factors = [np.where(values == 0, zero_exponent, np.frexp(values)[1] - 1) for values in (a, b)]
     exponents = factors[0][:, None, :] + factors[1][None, :, :]
-    largest = np.maximum(exponents.max(-1), np.where(total == 0, of_zero, np.frexp(total)[1] - 1))
+    largest = np.maximum(exponents.max(-1), np.where(total == 0, zero_exponent, np.frexp(total)[1] - 1))
     # A value times 2^shift has the last kept bit in the place of 1, so that truncation cuts off all bits below. The
     # shift is limited, so that a step of zeros is not scaled beyond fp64.
     shift = bits - np.maximum(largest, -200)
@@ -115,13 +115,13 @@ def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
 
 def ulps(values: Array, others: Array) -> Array:
     """Distances of numbers of 16 or 32 bits in units of the last place. NaN agrees only with NaN."""
-    distances: Array = np.abs(_place(values) - _place(others))
+    distances: Array = np.abs(_ordinals(values) - _ordinals(others))
     nan, other_nan = np.isnan(values), np.isnan(others)
     return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), distances)
 
 
-def _place(values: Array) -> Array:
-    """Numbers as integers, counted from zero, so that neighbours differ by one."""
+def _ordinals(values: Array) -> Array:
+    """An integer for each number: 0 for zero, and neighbouring numbers of the type differ by one."""
     # Floating-point numbers are sign and magnitude, so a negative number becomes minus its magnitude.
     bits = values.view(f"i{values.itemsize}").astype(np.int64)
     return np.where(bits < 0, -(bits & (1 << 8 * values.itemsize - 1) - 1), bits)

@@ -113,8 +113,10 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
 
 @dataclass(frozen=True)
 class _Wave:
-    """The contracts of launches for the items at one kind of place (``item``). ``shares``: whether the last wave is
-    shared out; otherwise all waves are full."""
+    """The contracts of launches for items at one kind of place, that of ``item``.
+
+    ``shares``: whether the last wave is shared out; otherwise all waves are full.
+    """
 
     record: TmaRing
     program: Program
@@ -263,16 +265,17 @@ class _Wave:
             self.item.number, last, loop={STEPS: steps, FIRST: ZERO},
         )  # fmt: skip
 
-    def _number(self, share: int) -> Polynomial:
+    def _number(self, part_index: int) -> Polynomial:
         """The number of the cluster's first or second item of the last wave, as a polynomial in the item's names."""
-        return self.item.number - named(AT) + named(CLUSTER) + named(CLUSTERS) * share
+        return self.item.number - named(AT) + named(CLUSTER) + named(CLUSTERS) * part_index
 
     def _part_item(
-        self, rank: int, share: int, steps: Polynomial, first: Polynomial, begin: Polynomial, tile: Polynomial,
+        self, rank: int, part_index: int, steps: Polynomial, first: Polynomial, begin: Polynomial, tile: Polynomial,
         length: Polynomial, *assumed: Polynomial, is_whole: bool = False,
     ) -> ItemKind:  # fmt: skip
-        """The first (``share`` 0) or second item of a cluster's share, which has k-tiles of the item's tile from
-        ``first`` on. ``begin``, ``tile``, ``length``: of the share. ``is_whole``: it is a whole tile."""
+        """The first (``part_index`` 0) or second item of a cluster's share, which has the k-tiles of the item's tile
+        from ``first`` on. ``begin``, ``tile``, ``length``: those of the share, see ``_share_facts``. ``is_whole``:
+        whether the item is a whole tile."""
         bounds, tiles, limits = self._item_facts()
         facts = self._share_facts(
             bounds, tiles, self.tail, steps, begin, tile, length, named(LONGER), self.item.number - named(AT),
@@ -281,13 +284,13 @@ class _Wave:
         place = place_of(self.record, rank)
         contract = replace(self._contract(place, facts, steps), first=first * self.record.bk)
         names = self._names(self.tail, steps, length - named(LONGER))
-        last: tuple[tuple[bool, tuple[Polynomial, ...]], ...] = ((bool(share), ()),)
+        last: tuple[tuple[bool, tuple[Polynomial, ...]], ...] = ((bool(part_index), ()),)
         loop = {name: value for name, value in ((STEPS, steps), (FIRST, first)) if not value.equals(named(name))}
         if is_whole:
-            return ItemKind(contract, names, self._number(share), last, loop=loop)
+            return ItemKind(contract, names, self._number(part_index), last, loop=loop)
         kept = self._with_workspace(contract, rank_of(self.record, place))
         within, beyond = self._edges(kept, place)
-        return ItemKind(kept, names, self._number(share), last, after_products=(within, *beyond), loop=loop)
+        return ItemKind(kept, names, self._number(part_index), last, after_products=(within, *beyond), loop=loop)
 
     @property
     def _slabs(self) -> Polynomial:
@@ -347,15 +350,15 @@ class _Wave:
             at - 1, own - tiles, steps - 1 - own, steps - 1 - tiles,
         )  # fmt: skip
 
-    def _empty_item(self, share: int) -> ItemKind:
-        """An empty item of a share: the first one if the share has no k-tiles, or the second one of a share that lies
-        in one tile."""
+    def _empty_item(self, part_index: int) -> ItemKind:
+        """An empty item of a share: the first one (``part_index`` 0) of a share without k-tiles, or the second one of a
+        share that lies in one tile."""
         record, (high, wide, _) = self.record, extents_of(self.record)
         rows, cols, band = named("tiles_m"), named("tiles_n"), named("band")
         along, across = (cols, rows) if self.along_n else (rows, cols)
         tiles, tail, steps, at = rows * cols, named(TAIL), named(STEPS), named(EMPTY)
         begin = named(SHARE_TILE) * steps + named(SHARE_FIRST)
-        length, longer = (named(LENGTH), named(LONGER)) if share else (ZERO, ZERO)
+        length, longer = (named(LENGTH), named(LONGER)) if part_index else (ZERO, ZERO)
         end, number = begin + length, tiles - tail + at
         in_band, width = number - named(EMPTY_BAND) * band * along, named(EMPTY_WIDTH)
         bounds: Bounds = {(EMPTY_BAND,): (0, max(high, MAX_EXTENT)), (EMPTY_WIDTH,): (1, MAX_BAND)}
@@ -367,7 +370,7 @@ class _Wave:
             across - named(EMPTY_BAND) * band - 1, number, most_items_of(record) - number,
         )  # fmt: skip
         # The kernel takes the tile that contains ``end``, or the last tile if ``end`` is after it.
-        found = named(EMPTY_END) if share else named(SHARE_TILE)
+        found = named(EMPTY_END) if part_index else named(SHARE_TILE)
         facts.fractions += [
             Fraction(end, steps, found), Fraction(number, along * band, named(EMPTY_BAND)),
             Fraction(in_band, width, named(EMPTY_ALONG)),
@@ -378,8 +381,8 @@ class _Wave:
         contract = launch_of(
             record, self.program, rows, cols, band, self.along_n, facts, 0, steps
         )  # fmt: skip
-        current = tiles - tail + named(CLUSTER) + named(CLUSTERS) * share
-        return ItemKind(contract, {LEAST: length - longer}, current, ((bool(share), ()),), is_empty=True)
+        current = tiles - tail + named(CLUSTER) + named(CLUSTERS) * part_index
+        return ItemKind(contract, {LEAST: length - longer}, current, ((bool(part_index), ()),), is_empty=True)
 
     def _loop_contract(self, rank: int) -> Contract:
         """The contract of the loop over k-tiles, for items of every kind: TILES k-tiles of STEPS, from FIRST on."""
@@ -392,13 +395,13 @@ class _Wave:
     # --- pipelines
 
     def pipeline(self, rank: int) -> Pipeline:
-        """The roles of the CTA of a rank."""
+        """The roles of the warps of the CTA of this rank, for items of every kind."""
         base = pipeline_of(self.record, self.program, self.item, self.along_n, rank)
         kinds = [self._full_wave_item(rank)]
         if self.shares:
             kinds = [*self._parts(rank), *kinds]
-            for share in (0, 1):
-                empty = self._empty_item(share)
+            for part_index in (0, 1):
+                empty = self._empty_item(part_index)
                 ranked = {"%ctaid.x": empty.contract.special["%ctaid.x"] + rank}
                 special = {**empty.contract.special, **ranked}
                 kinds.append(replace(empty, contract=replace(empty.contract, special=special)))
@@ -410,7 +413,7 @@ class _Wave:
         )  # fmt: skip
 
     def _adders(self) -> tuple[Parts, Adders]:
-        """What is stated of the groups that add the parts of the last wave's tiles."""
+        """What the claim states about the consumer groups that add the parts of the last wave's tiles."""
         record, ((first, end), *_) = self.record, groups_of(self.record)
         across_m, across_n = (size > 1 for size in record.cluster)
         place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
