@@ -159,7 +159,8 @@ def box(argument: Number, shape: Shape) -> MapBox | None:
 
 @dataclass(frozen=True)
 class Contract:
-    """Buffers by name, and the launches of one call, in order; or a call of host code."""
+    """What the user states about a source: the buffers by name, and the launches of one call in order, or instead a
+    call of host code."""
 
     buffers: Mapping[str, ContractBuffer]
     launches: tuple[ContractLaunch, ...]
@@ -184,7 +185,7 @@ class Contract:
         return sum(item.nbytes(shape) * (item.is_input + item.is_output) for item in self.buffers.values())
 
 
-def contract(
+def parse_contract(
     buffers: Mapping[str, str],
     launches: Sequence[ContractLaunch | Mapping[str, Any]],
     call: HostCall | Mapping[str, Any] | None = None,

@@ -131,7 +131,8 @@ class RepeatedCalls:
     """Calls of one shape, all in the same memory at the same addresses.
 
     Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
-    can pass for a new one. ``environment``: see ``Options``; it also determines the distance between buffers.
+    can pass for a new one. ``names``: the buffers of the contract that exist before the first call. ``environment``:
+    see ``Options``; it also determines the distance between buffers.
     ``written``: for outputs that host code allocated itself, a mask of the elements that were written.
     ``runs_host_code``: whether host code of the source runs, which must not touch the device's memory. ``unreturned``:
     the reports of a call that raised an error. ``count``: how many calls were made.

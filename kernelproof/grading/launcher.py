@@ -104,8 +104,8 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
 
 
 def extension(text: str, functions: Sequence[str], device: str, arguments: tuple[str, ...], seconds: float) -> Path:
-    """Compile an extension's text into a library with an entry point for each of its functions. Raises as
-    ``library`` does."""
+    """Compile an extension's text into a library with an entry point for each of ``functions``. Raises as ``library``
+    does."""
     entries = "".join(
         f'extern "C" int {ENTRY}{number}(const kernelproof_torch::Value* values, int count, '
         f"kernelproof_torch::Results* results) {{\n"

@@ -22,8 +22,7 @@ from kernelproof.ground.errors import WrongInput
 
 # The reference, which computes in fp64, satisfies a relation if it is off by at most this share of its largest result.
 EXACT_SHARE = 1e-10
-# Outputs satisfy a relation if they are off by at most this many times the largest error of one of the two calls, that
-# whose errors are smaller.
+# Outputs satisfy a relation if they are off by at most this many times the largest error of the two calls' better one.
 MOST_OWN_ERRORS = 16.0
 LEAST_ELEMENTS = 16  # smaller outputs are not judged, since they do not show how large errors usually are
 POWERS = (0, 1, -1, 2, -2)  # an output may be proportional to one of these powers of an input
@@ -71,7 +70,10 @@ def valid_relations(
 def broken_relations(
     base: CheckedCall, answer: CheckedCall, relation: Relation, buffers: Mapping[str, ContractBuffer]
 ) -> Iterator[BrokenRelation]:
-    """Finds the outputs of a call that differ from what the relation and the base's outputs demand, beyond rounding."""
+    """Finds the outputs of the call ``answer`` that differ, by more than rounding, from what the relation demands.
+
+    ``base``: the call with unchanged inputs. ``buffers``: those of the contract, by name.
+    """
     for name, item in answer.expected.items():
         before = base.expected[name]
         old, new = (item.format.values(call.outputs[name]) for call in (base.call, answer.call))

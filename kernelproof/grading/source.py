@@ -28,7 +28,7 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, hostcode, inputs, launcher, modules
 from kernelproof.grading.answers import Criteria, DeviceFactory
-from kernelproof.grading.contract import Contract, ContractLaunch, HostCall, contract, named_shapes
+from kernelproof.grading.contract import Contract, ContractLaunch, HostCall, named_shapes, parse_contract
 from kernelproof.grading.device import LaunchedCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
 from kernelproof.grading.examination import Examination
 from kernelproof.grading.expressions import Number, Shape
@@ -120,17 +120,17 @@ def check_source(
     Raises WrongInput for a contradictory description, MissingTool without nvcc; faults of the source are findings.
     """
     start, limits = time.perf_counter(), limits or Limits()
-    agreement, stated = contract(buffers, launches, call), named_shapes(shapes, names)
+    contract, stated = parse_contract(buffers, launches, call), named_shapes(shapes, names)
     if claimed_us is not None and gpu is None:
         raise WrongInput("claimed_us: name the gpu that it was measured on")
     if call is not None and not (run_host and limits.isolated):
         raise WrongInput("call executes the source's host code: allow that by run_host=True, with limits.isolated True")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    if (factory := _compiled_factory(read(source), agreement, host_calls, limits, verdict)) is not None:
-        precision = Precision.of(operands, accumulator, agreement.narrowest, [item.format for item in agreement.inputs])
+    if (factory := _compiled_factory(read(source), contract, host_calls, limits, verdict)) is not None:
+        precision = Precision.of(operands, accumulator, contract.narrowest, [item.format for item in contract.inputs])
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         criteria = Criteria(
-            factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
+            factory, contract, Reference(reference, contract, arrays), tolerance or Tolerance(), precision,
             operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
             unstated_shape(stated, limits.seed) if draws is None else None,
         )  # fmt: skip
@@ -149,7 +149,7 @@ def _input_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compiled_factory(
-    text: str, agreement: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
+    text: str, contract: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
 ) -> DeviceFactory | None:
     """Compile a source and return the function that makes fresh memory for its calls.
 
@@ -162,7 +162,7 @@ def _compiled_factory(
         place = f"{text[error.start]!a} in line {text.count(chr(10), 0, error.start) + 1}"
         verdict.findings.append(Finding.of("does-not-compile", f"{place} is no character", error="UnicodeEncodeError"))
         return None
-    if (agreement.call or not is_ptx(text)) and (reason := sandbox.namespace_obstacle()):
+    if (contract.call or not is_ptx(text)) and (reason := sandbox.namespace_obstacle()):
         verdict.remarks.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     try:
         module = _parsed_module(text, limits) if _PYTHON.search(text) else None
@@ -179,20 +179,20 @@ def _compiled_factory(
             verdict.findings.append(item)
     translated = module.host_text if module else text
     # Includes are checked before any compiler sees the text, for systems whose compiler runs without a sandbox.
-    if (agreement.call or not is_ptx(text)) and (lines := includes.revealing_lines(translated)):
+    if (contract.call or not is_ptx(text)) and (lines := includes.revealing_lines(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:MAX_LINES]))
         return None
     try:
-        if agreement.call is not None:
+        if contract.call is not None:
             path = launcher.library(
-                translated, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
+                translated, contract.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
             )
             _assemble(assembly.embedded(path, limits.device), limits, verdict)
-            return partial(launcher.HostCalls, path, agreement, device=limits.device)
+            return partial(launcher.HostCalls, path, contract, device=limits.device)
         if module:
             translated = module.device_text
         if not is_ptx(translated):
-            translated = _with_templates(translated, [launch.entry for launch in agreement.launches])
+            translated = _with_templates(translated, [launch.entry for launch in contract.launches])
         code = _ptx(translated, module, limits)
         if is_ptx(translated):
             program(code)
@@ -207,7 +207,7 @@ def _compiled_factory(
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     code_elsewhere = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
-    return partial(LaunchedCalls, code, code_elsewhere, agreement, device=limits.device)
+    return partial(LaunchedCalls, code, code_elsewhere, contract, device=limits.device)
 
 
 def _ptx(translated: str, module: modules.ExtensionModule | None, limits: Limits) -> str:

@@ -27,7 +27,7 @@ from kernelproof.grading import (
     description,
     inputs,
 )
-from kernelproof.grading.contract import buffer, contract
+from kernelproof.grading.contract import buffer, parse_contract
 from kernelproof.grading.expressions import extents, value
 from kernelproof.grading.floor import chip, floor
 from kernelproof.ground.errors import WrongInput
@@ -277,21 +277,21 @@ def test_the_verb_grades_a_description_in_python_and_in_json(tmp_path: Path) -> 
 )
 def test_a_changed_element_is_another_value_of_its_range(kind: str) -> None:
     format_, _, bounds = kind.partition("=")
-    agreement = contract(
+    contract = parse_contract(
         {"x": f"in:{format_}[n]" + (f"={bounds}" if bounds else ""), "y": "out:f32[n]"},
         [{"entry": "f", "block": 1}],
         None,
     )
     low, high = (float(part) for part in bounds.split("..")) if bounds else (-np.inf, np.inf)
     rng = np.random.default_rng(6)
-    item, shape = agreement.buffers["x"], {"n": 4000}
-    bits = inputs.draw(agreement, "normal", shape, rng)
+    item, shape = contract.buffers["x"], {"n": 4000}
+    bits = inputs.draw(contract, "normal", shape, rng)
     assert ((low <= item.format.values(bits["x"])) & (item.format.values(bits["x"]) < high)).all()
-    changes = inputs.changes(agreement, bits, shape, rng, 30)
+    changes = inputs.changes(contract, bits, shape, rng, 30)
     assert {change.place for change in changes} >= {(0,), (3999,)}
     for change in changes:
         for factor in inputs.FACTORS:
-            changed = item.format.values(inputs.changed(agreement, bits, change, factor)["x"])
+            changed = item.format.values(inputs.changed(contract, bits, change, factor)["x"])
             differs = np.flatnonzero(changed != item.format.values(bits["x"]))
             assert (low <= changed).all()
             assert (changed < high).all()

@@ -11,7 +11,7 @@ import pytest
 
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source, inputs, relations, shapes
 from kernelproof.grading.answers import CheckedCall, Criteria
-from kernelproof.grading.contract import contract
+from kernelproof.grading.contract import parse_contract
 from kernelproof.grading.device import Call
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, expected
@@ -173,12 +173,12 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
 def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
     """The criteria, the checked call and the shape of a kernel without errors. ``kind``: how its inputs are drawn."""
     shape, buffers, function, _ = FORMS[name]
-    agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
+    contract = parse_contract(buffers, [{"entry": "f", "block": 1}], None)
     precision = Precision("f32", "f32")
-    criteria = Criteria(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
-    bits = inputs.draw(agreement, kind, shape, np.random.default_rng(5))
-    (result,) = criteria.reference({item.name: item.format.values(bits[item.name]) for item in agreement.inputs}, shape)
-    (output,) = agreement.outputs
+    criteria = Criteria(lambda: None, contract, Reference(function, contract), Tolerance(), precision)  # type: ignore[arg-type, return-value]
+    bits = inputs.draw(contract, kind, shape, np.random.default_rng(5))
+    (result,) = criteria.reference({item.name: item.format.values(bits[item.name]) for item in contract.inputs}, shape)
+    (output,) = contract.outputs
     wanted = {output.name: expected(result, None, output.format, criteria.tolerance, precision, shape)}
     return criteria, CheckedCall(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
 
