@@ -382,9 +382,10 @@ class Examination:
     def _add_downgrade(self, name: str, item: arithmetic.Downgrade) -> None:
         """Add a finding on an instruction of kernel ``name`` that computes in a too narrow type."""
         amount = f"{item.runs} operations" if item.part == "sums" else f"{item.runs}x"
+        verb = "are" if item.part in ("operands", "sums") else "is"
         self._add(
             "lower-precision",
-            f"{name}: {item.part} are {item.type}, {item.required} is required: {item.opcode}, {amount}",
+            f"{name}: {item.part} {verb} {item.type}, {item.required} is required: {item.opcode}, {amount}",
             name, what=item.part, type=item.type, required=item.required, opcode=item.opcode, executed=item.runs,
         )  # fmt: skip
 

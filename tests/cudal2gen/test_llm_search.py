@@ -32,14 +32,7 @@ from tests.cudal2gen.asking import (
     question,
     search_trials,
 )
-from tests.cudal2gen.chat_server import (
-    Step,
-    fails,
-    limits,
-    proposes,
-    says,
-    serving,
-)  # fmt: skip
+from tests.cudal2gen.chat_server import Step, fails, limits, proposes, says, serving
 from tests.packages import require
 
 require("openai")
@@ -153,10 +146,8 @@ def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
     assert sum(clock.pauses) == 300 + 600 + 4 * 30
     assert max(clock.pauses) <= chat.STEP_S, "the campaign's end is looked for meanwhile"
-    assert (
-        "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
-        in (warnings[1])
-    )
+    waits = "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
+    assert waits in warnings[1]
     if not in_background:
         replayed = alone(Chat(ReplayWire(tmp_path / "t.jsonl")), tmp_path / "again.jsonl")
         assert [trial.record for trial in replayed.trials] == [trial.record for trial in contest.trials]

@@ -26,13 +26,7 @@ from tests.cudal2gen.asking import (
     question,
     search_trials,
 )
-from tests.cudal2gen.chat_server import (
-    fails,
-    limits,
-    proposes,
-    says,
-    serving,
-)  # fmt: skip
+from tests.cudal2gen.chat_server import fails, limits, proposes, says, serving
 from tests.packages import require
 
 require("openai")

@@ -371,7 +371,8 @@ FULLY_UNROLLED = [
 
 
 def test_unrolling_leaves_no_loop() -> None:
-    """Of both families, at the rule's limit of 64 steps; in ``make thorough`` also the catalog's longest text."""
+    """This holds for both families at the rule's limit of 64 steps; ``make thorough`` adds the catalog's longest
+    text."""
     for record in FULLY_UNROLLED:
         assert -(-record.k // record.k_step) == 64
         lines = instructions(ptx(record))
@@ -380,8 +381,9 @@ def test_unrolling_leaves_no_loop() -> None:
         labels = [line.rstrip(":") for line in lines if line.startswith("$")]
         for label in labels:
             branches = [at for at, line in enumerate(lines) if "bra" in line and line.endswith(f"{label};")]
-            before = [at for at in branches if at > lines.index(f"{label}:")]
-            assert not any("mma.sync" in line for at in before for line in lines[lines.index(f"{label}:") : at])
+            start = lines.index(f"{label}:")
+            backward = [at for at in branches if at > start]
+            assert not any("mma.sync" in line for at in backward for line in lines[start:at])
 
 
 def test_min_blocks_bounds_registers_up_to_the_limit_of_its_rule() -> None:

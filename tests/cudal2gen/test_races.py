@@ -161,8 +161,8 @@ def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pac
 
 
 def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """There are no races in captures, with exhausted budgets, with numbers that cannot be compared, for batches, or
-    with other preferences."""
+    """There are no races in captures, with exhausted budgets, with numbers that cannot be compared, or with other
+    preferences."""
     clock = Clock(device, {}, 300.0)
     a, b, _ = drawn(device)
     timed = Timed(device, clock)

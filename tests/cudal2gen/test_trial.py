@@ -159,12 +159,10 @@ def test_bits_that_change_from_run_to_run_are_recorded(library: Path) -> None:
 class Exact:
     """A baseline with the fp64 product, or one that differs from it by ``off``."""
 
-    name = "cublaslt-autotuning-tn"
+    name, detail = "cublaslt-autotuning-tn", ""
 
     def __init__(self, off: float = 0.0, absent: str = "") -> None:
         self.off, self.absent = off, absent
-
-    detail = ""
 
     def prepare(self, problem: Any, race: Any) -> None: ...
 

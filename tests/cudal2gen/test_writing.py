@@ -119,7 +119,7 @@ KERNELS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"patch": block(SUMS, f"  __shared__ float zeros[32];\n  zeros[threadIdx.x] = 0.0f;\n{REVERSED}")},
         "wrong result", "shared-race: read after write",
     ),
-    "downgrade": ({"source": F16}, "wrong result", "lower-precision: accumulator are f16, f32 is required"),
+    "downgrade": ({"source": F16}, "wrong result", "lower-precision: accumulator is f16, f32 is required"),
     "stale": ({"source": STALE}, "wrong result", "stale-result: 399 of 399 wrong elements"),
     "unwritten": (
         {"source": gemm((STORE, f"  if (blockIdx.x) return;\n{STORE}"))}, "wrong result", "unwritten-output: ",

@@ -16,7 +16,7 @@ __device__ void wait(unsigned bar, unsigned parity) {
                  : "=r"(done) : "r"(bar), "r"(parity) : "memory");
 }
 
-// A 128-byte swizzled, K-major operand of 64 halves a row.
+// The descriptor of a K-major operand with rows of 64 halves and a swizzle of 128 bytes; 8 rows take 1024 bytes.
 __device__ u64 swizzled(unsigned address) {
   return (u64)(address >> 4 & 0x3FFF) | (u64)(1024 >> 4) << 32 | 1ull << 46 | 2ull << 61;
 }
@@ -89,8 +89,8 @@ __device__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// D (m, n) = A (m, k) B (n, k)^T of a pair of CTAs: halves of A and B by TMA, a ring of two stages, the even CTA issues.
-// m 256: rows by CTA and lane; m 128: 64 rows a CTA, and the halves of n in the halves of the lanes.
+// D (m, n) = A (m, k) B (n, k)^T by a pair of CTAs. Each loads half of A and of B by TMA; the even one multiplies.
+// For m = 256 each lane has a row of D. For m = 128 a CTA has 64 rows, and lanes from 64 on have the second half of n.
 extern "C" __global__ void __cluster_dims__(2)
 pair(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, float* d, int m, int n, int k,
      unsigned form) {
@@ -118,7 +118,7 @@ pair(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, f
     for (int i = 0; i < k / 64; i++) {
       int s = i % 2;
       if (i >= 2) wait(at(&empty[s]), (i / 2 - 1) & 1);
-      unsigned leader = at(&full[s]) & 0xFEFFFFFF;
+      unsigned leader = at(&full[s]) & 0xFEFFFFFF;  // the mbarrier of the even CTA: bit 24 is the rank
       asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;"
                    :: "r"(leader), "r"(bytes) : "memory");
       box(at(as[s]), &a, i * 64, rank * m / 2, leader);
