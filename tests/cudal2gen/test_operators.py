@@ -107,10 +107,10 @@ def launched(device: EmulatedDevice) -> int:
 
 def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 40, 64, wide=80), drawn(device, 24, 64, wide=72).t()
-    nothing: list[Any] = []
-    device.empty, real = (lambda *shape: nothing.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
+    allocated: list[Any] = []
+    device.empty, real = (lambda *shape: allocated.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-    assert nothing == [(40, 24)], "D alone is allocated"
+    assert allocated == [(40, 24)], "D alone"
 
 
 @pytest.mark.parametrize(("wide", "start"), [(65, 0), (64, 1), (68, 4)])
@@ -209,8 +209,7 @@ HOPPER = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPER)
 def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
-    """Their rules say which sizes they compute without copies. Others are padded to a multiple of 8, or computed by
-    torch."""
+    """Their rules say which sizes they compute without copies. For others, operands are copied to padded ones."""
     record = PATHS[name]
     opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
     with (
@@ -316,8 +315,6 @@ def test_the_environment_may_ask(directory: Path) -> None:
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a Python program with further variables."""
-    import os
-
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ | env
     )
