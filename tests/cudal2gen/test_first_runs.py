@@ -209,5 +209,4 @@ def test_processes_write_and_compact_the_file_and_lose_nothing(file: Path, monke
     assert store.banned() == failed | {"killed"}
     # Twice MAX_BYTES, and less than 200 bytes for each ban.
     assert file.stat().st_size <= 4000 + 200 * len(failed)
-
     assert sorted(path.name for path in file.parent.iterdir()) == [first_runs.LOCKS, file.name]

@@ -47,7 +47,7 @@ def check(record: Record, named: Fields, answer: Fit) -> None:
     assert {name: after[name] for name in named} == named
     moved = {difference.field: (difference.before, difference.after) for difference in answer.differences}
     assert moved == {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    assert (not moved) == (not with_values(record, named).broken_rules()), "what is legal stays"
+    assert (not moved) == (not with_values(record, named).broken_rules()), "a legal record is not changed"
     for difference in answer.differences:
         less = with_values(answer.record, {difference.field: difference.before})
         assert less.broken_rules() or less.spill_remarks, f"{difference} is not needed"
@@ -146,7 +146,7 @@ def test_what_the_rules_leave_no_room_for_is_refused() -> None:
         fit(multistage(), {"bk": 16, "prefetch.distance": 3})
 
 
-def targets(record: Record, records: list[Record], rng: random.Random) -> Record | None:
+def legal_neighbour(record: Record, records: list[Record], rng: random.Random) -> Record | None:
     """A legal record of the same problem and family: a candidate, or another record's decisions."""
     candidates = list(type(record).candidates(record.problem))
     line = record.model_dump(mode="json")
@@ -168,7 +168,7 @@ def draws(count: int) -> list[tuple[Record, Fields]]:
     edits: list[tuple[Record, Fields]] = []
     while len(edits) < count:
         record = rng.choice(records)
-        if (target := targets(record, records, rng)) is None:
+        if (target := legal_neighbour(record, records, rng)) is None:
             continue
         before, after = flat(record), flat(target)
         differing = [name for name in before if before[name] != after[name]]

@@ -50,7 +50,7 @@ class Chain(nn.Module):  # type: ignore[misc]
         return self.dropout(self.fc2(self.act(self.fc1(x))))
 
 
-class Other(nn.Module):  # type: ignore[misc]
+class MisnamedChildren(nn.Module):  # type: ignore[misc]
     """A module that does not compute what its children's names suggest."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Other(nn.Module):  # type: ignore[misc]
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 2)
 
 
-class DataDependent(Other):
+class DataDependent(MisnamedChildren):
     """A module whose result depends on a value of its input, so that it cannot be traced."""
 
     def forward(self, x: Any) -> Any:
@@ -152,7 +152,7 @@ def unsupported_activation() -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [Other, DataDependent, lambda: Gated(bias=True), lambda: Gated(inner=44), unsupported_activation]
+    "make", [MisnamedChildren, DataDependent, lambda: Gated(bias=True), lambda: Gated(inner=44), unsupported_activation]
 )
 def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
     model = built(make)
@@ -230,7 +230,9 @@ def test_hooks_of_what_is_fused_are_called(name: str, x: Any) -> None:
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: gradients.append(1))
     model(x).sum().backward()
-    assert len(gradients) == len(list(model.parameters())), "as data-parallel training waits for them"
+    assert len(gradients) == len(list(model.parameters())), (
+        "data-parallel training waits for a gradient of each parameter"
+    )
 
 
 def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
@@ -245,7 +247,7 @@ def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
     assert [parameter.grad is not None for parameter in model.parameters()] == [False, True, False, False]
     with torch.inference_mode():
         assert torch.equal(model(x), model(x.detach()))
-    assert len(derived.DERIVED) == 0, "torch needs no copies"
+    assert len(derived.DERIVED) == 0, "torch computes the product, so no weights were copied"
     assert model.to("meta")(x.to("meta")).device.type == "meta"
 
 
@@ -305,7 +307,7 @@ def test_a_language_model_in_bf16(name: str) -> None:
     with torch.no_grad():
         own, unfused, reference = (each(TOKENS).logits.double() for each in (model, plain, exact))
     error, usual = float((own - reference).abs().max()), float((unfused - reference).abs().max())
-    assert error <= 1.5 * usual + 2.0**-9, "as far from fp64 as torch's own bf16"
+    assert error <= 1.5 * usual + 2.0**-9, "the error is about that of torch in bf16"
     texts = [each.generate(TOKENS, max_new_tokens=8, do_sample=False, pad_token_id=0) for each in (model, plain)]
     same(plain, *texts)
     model(TOKENS, labels=TOKENS).loss.backward()

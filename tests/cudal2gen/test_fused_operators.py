@@ -275,7 +275,9 @@ def test_what_no_kernel_takes_is_computed_by_torch(device: EmulatedDevice, kerne
     assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
     odd, short = half(device, 17, 60)[:, :59], half(device, 48, 60, seed=1)[:, :59]
     close(cudal2gen.linear(odd, short, activation="silu"), activated(odd.double() @ short.double().mT, "silu"), 16)
-    assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, "which copies, torch does the rest"
+    assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, (
+        "the kernel copies its operands, and torch applies silu"
+    )
 
 
 def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
@@ -354,7 +356,9 @@ def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated:
         assert (d.shape, d.dtype, d.is_contiguous()) == ((*shape[:-1], n // 2), x.dtype, True)
         close_to_sums(d, activated(z1, "silu") * z3)
         w1, w3 = (typed(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
-        assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), "of an interleaved copy"
+        assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), (
+            "a kernel that reads an interleaved copy of both weights gives the same"
+        )
     derived.DERIVED.clear()
     assert gated.stats() == {"kernel": {name_of(GATED, dtype): 4}, "torch": {}}
     assert len(device.session.launches) == 4

@@ -286,7 +286,7 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
             assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
         monkeypatch.setattr(fused, "MAX_FULL_BOUND", 24 * 40 * 4)
         sampled = product.compare(d)
-        assert sampled.wrong - first.wrong in (0, 1), "elements of compared rows count twice"
+        assert sampled.wrong - first.wrong in (0, 1), "an element of a sampled row counts twice"
         assert ("in 6 rows" in sampled.compared) == (acc == "f16" and inputs == "normal")
         monkeypatch.undo()
 

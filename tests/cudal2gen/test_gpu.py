@@ -343,8 +343,8 @@ def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, libr
         assert matrices.compare("normal").findings == []
     launches = len(device.session.launches)
     copies()
-    assert len(device.session.launches) == launches, "copies alone launch no kernel"
-    assert matrices.compare("normal").findings == [], "and leave D as it was"
+    assert len(device.session.launches) == launches, "copying operands launches no kernel"
+    assert matrices.compare("normal").findings == [], "copying operands leaves D as it was"
 
 
 def test_whole_tiles_are_not_copied(device: EmulatedDevice, library: Path) -> None:

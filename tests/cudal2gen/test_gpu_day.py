@@ -86,7 +86,9 @@ def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None
 def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
     (bench,) = (step for step in PLAN if step.name == "bench f32")
     assert bench.budget(600) == bench.seconds - gpu_day.RESERVE_SECONDS
-    assert (bench.budget(100), bench.budget(3)) == (100 - gpu_day.RESERVE_SECONDS, 1), "no more than the call has left"
+    assert (bench.budget(100), bench.budget(3)) == (100 - gpu_day.RESERVE_SECONDS, 1), (
+        "a step gets no more time than the call has left"
+    )
     command = " ".join(bench.command(Path("out"), "h100", 495.0)[1:])
     assert command == "-m cudal2gen bench --all --gpu h100 --acc f32 --budget 495s"
     (tests,) = (step for step in PLAN if step.name == "tests")
@@ -97,7 +99,7 @@ def test_no_step_names_a_card_or_leaves_a_brace() -> None:
     for step in PLAN:
         (whole,) = {" ".join(step.command(Path("out"), gpu, 30)).replace(gpu, "CARD") for gpu in gpu_day.CARDS}
         assert "{" not in whole
-        assert "h200" not in whole, "each card's measurements are its own"
+        assert "h200" not in whole, "no measurement may be stored as another card's"
         assert whole.count("CARD") == (step.line.count("{gpu}"))
 
 
@@ -202,7 +204,9 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     assert [fault.split(":")[0] for fault in gpu_day.prepare_return(out)] == ["noise.jsonl.xz"]
     assert len(list(out.iterdir())) == gpu_day.MAX_FILES
     gpu_day.copy_stores(out, later)
-    assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), "some are in REST"
+    assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), (
+        "files beyond MAX_FILES are in REST"
+    )
 
 
 def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:

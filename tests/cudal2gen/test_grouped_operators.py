@@ -180,7 +180,7 @@ def test_other_forms_and_strides_are_computed_by_torch(device: EmulatedDevice, k
     assert sorted(kernels.stats()["torch"]) == [
         "grouped: a kernel would copy operands", "groups of columns or of k", "strides of A that no layout serves"
     ]  # fmt: skip
-    assert bool((x.grad[30:] == 0).all()), "a kernel leaves rows behind the last group as they are"
+    assert bool((x.grad[30:] == 0).all()), "no kernel writes rows after the last group, so they must be zeroed"
     assert bool(x.grad.isfinite().all())
 
 

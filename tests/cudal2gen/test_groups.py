@@ -181,7 +181,7 @@ BUILT_AHEAD = [*(RECORDS[name] for name in EXECUTED), *PLACED.values()]
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     record, artifact = RECORDS[name], PLACED[name, fault].built()
-    assert render(record).count(PLACED[name, fault].before) == 1, "the fault has one place"
+    assert render(record).count(PLACED[name, fault].before) == 1, "the text to replace occurs once"
     shape = of(record, 0, 5, record.bm + 1, 0, record.bm, 1, 0, 0, 2, 1, behind=3)
     case, _ = run_case(record, artifact, library, shape, "integers")
     assert not case.passed

@@ -146,7 +146,7 @@ def test_the_package_finds_metadata_and_digests_right(products: ModuleType, dire
     from kernels._rust import Digest
 
     metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, variant))
-    assert pack.open_pack(variant / "pack").gpu == "a100", "the pack lies within, whole"
+    assert pack.open_pack(variant / "pack").gpu == "a100", "the variant contains the whole pack"
     assert products.__name__.endswith(json.loads((variant / "pack" / "pack.json").read_text())["sha256"][:7])
 
 

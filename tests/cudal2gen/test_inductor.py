@@ -45,7 +45,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         inductor.withdraw()
 
 
-class Fast:
+class FastPlans:
     """Stands for ``inductor._plan``: its plans take no time and give ``MARK``. ``rows``: the rows of x in each call."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def graph_of(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[str]
 def test_mm_has_our_kernel_as_a_choice(offered: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
-    fast = Fast()
+    fast = FastPlans()
     monkeypatch.setattr(inductor, "_plan", fast)
     offered()
     offered()
@@ -102,7 +102,7 @@ def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeyp
     from torch._inductor.kernel import custom_op
 
     monkeypatch.setattr(custom_op, "DEFAULT_RANGE_UPPER_BOUND", 2048)
-    fast = Fast()
+    fast = FastPlans()
     monkeypatch.setattr(inductor, "_plan", fast)
     offered(split_points=[4])
     weight = torch.randn(1024, 1024).bfloat16()
@@ -111,7 +111,7 @@ def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeyp
     torch._dynamo.mark_dynamic(x, 0)
     assert (compiled(x) == MARK).all()
     assert {4, 2048} <= set(fast.rows), "each range was timed at its largest number of rows"
-    assert fast.rows[-1] == 1000, "and the choice ran"
+    assert fast.rows[-1] == 1000, "the chosen kernel ran with all rows"
 
 
 def test_what_no_kernel_takes_is_computed_by_torch(offered: Callable[..., None]) -> None:
@@ -145,7 +145,9 @@ def test_kernels_are_offered_without_a_measurement(offered: Callable[..., None],
         assert torch.equal(torch.ops.cudal2gen.offered_linear(a, b, bias[0]), expected + bias)
         assert sum(dispatcher.stats()["kernel"].values()) == 2
         assert torch.equal(cudal2gen.linear(a, b), expected)
-        assert sum(dispatcher.stats()["kernel"].values()) == 2, "by itself a call takes what was measured"
+        assert sum(dispatcher.stats()["kernel"].values()) == 2, (
+            "calls outside of torch.compile take measured kernels only"
+        )
 
 
 def test_wrong_split_points_are_refused(offered: Callable[..., None]) -> None:

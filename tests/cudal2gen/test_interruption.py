@@ -125,7 +125,7 @@ def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -
     arguments = ("--mnk", "64_64_64", "--gpu", "h200", "--acc", "f32", "--proposers", "random")
     process = place.start("--build-dir", str(place.mark / "build"), "tune", *arguments, variables=REHEARSAL)
     until(lambda: any("process_tree" in line for line in processes.alive(place.mark).values()))
-    assert any("spawn_main" in line for line in processes.alive(place.mark).values()), "which compiles"
+    assert any("spawn_main" in line for line in processes.alive(place.mark).values()), "a worker process compiles"
     place.end(process, signal.SIGKILL)
 
 
@@ -162,7 +162,7 @@ def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(pla
         assert [trial.proposer for trial in kept] == ["llm", "llm"]
         output, errors = place.start(*arguments).communicate()
     assert "1 of 1 problems, 4 evaluations in" in output, errors
-    assert results.trials(trials)[:2] == kept, "they are not repeated"
+    assert results.trials(trials)[:2] == kept, "stored trials are not repeated"
 
 
 @pytest.mark.thorough
@@ -196,7 +196,7 @@ def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     process.terminate()
     process.communicate(timeout=processes.END_S)
     assert process.returncode == 128 + signal.SIGTERM
-    assert signals.GRACE_S <= 1, "two seconds are promised"
+    assert signals.GRACE_S <= 1, "a command promises to end within two seconds"
 
 
 # The signal arrives while a row is written. pydantic replaces an exception in its serializer by a ValueError.

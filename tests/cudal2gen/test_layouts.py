@@ -117,7 +117,9 @@ def test_a_pack_has_other_layouts_on_request() -> None:
     assert added[:3] == rows
     fused, transposed = ([record for record in added[3:] if bool(record.fusion) == own] for own in (True, False))
     assert [record.layout for record in fused] == ["tn", "nn", "tn"]
-    assert transposed == [revise(rows[0], layout="nt")], "once for both layouts of B, and not for a family without it"
+    assert transposed == [revise(rows[0], layout="nt")], (
+        "one record for both layouts of B, and none for a family without nt"
+    )
 
 
 def test_any_layout_is_that_of_rows_of_a() -> None:
@@ -141,7 +143,9 @@ def test_c_has_the_layouts_of_python(tmp_path: Path) -> None:
 
     assert [asked(LAYOUTS.index(layout)) for layout in LAYOUTS] == [-1, -1, 0, -1]
     assert asked(len(LAYOUTS)) == 1
-    assert (asked(LAYOUTS.index("nt"), 64), asked(LAYOUTS.index("nt"), 56)) == (0, 1), "rows of A are of m, not of k"
+    assert (asked(LAYOUTS.index("nt"), 64), asked(LAYOUTS.index("nt"), 56)) == (0, 1), (
+        "a row of A has m elements, not k"
+    )
     assert api.cudal2gen_pack_close(handle) == 0
 
 

@@ -55,7 +55,7 @@ def test_changes_become_records_that_the_rules_let_pass() -> None:
 def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
     with serving(proposes(("incumbent", {"stages": 6}))) as server:
         (item,) = llm_proposer(server).propose(question(), 1)
-    assert len(server.requests) == 1, "no exchange is spent on it"
+    assert len(server.requests) == 1, "other fields are moved without another exchange"
     assert item.record is not None
     assert item.record.ring_steps == 6
     moved = space.differing(incumbent(), item.record).keys() - {"stages"}
@@ -89,7 +89,7 @@ def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> 
         assert proposer.usage.exchanges == 3
         proposer.propose(question(), 8)
         assert proposer.propose(question(), 8) == []
-        assert len(server.requests) == 6, "a problem on which nothing came of two answers is left alone"
+        assert len(server.requests) == 6, "a problem is left out after two answers without a record"
     assert item.record is None
     assert item.violation.startswith("stages=12: ")
     assert item.fields == space.decisions(incumbent()) | {"stages": 12, "bn": 256}
@@ -151,7 +151,7 @@ def test_repetitions_are_left_out_by_what_is_launched() -> None:
     with serving(proposes(*ideas)) as server:
         proposals = llm_proposer(server).propose(question((trial,)), 8)
     assert [item.record and item.record.stages for item in proposals] == [2]  # type: ignore[union-attr]
-    assert len(server.requests) == 1, "a repetition among good ones is not worth asking again"
+    assert len(server.requests) == 1, "for one repetition among good proposals, the model is not asked again"
 
 
 def test_what_was_proposed_and_is_no_trial_is_shown_and_not_proposed_again() -> None:

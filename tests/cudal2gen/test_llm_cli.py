@@ -79,7 +79,9 @@ def test_a_server_that_never_answers_is_no_success(
     ended = CliRunner().invoke(cli.app, [*base, "--llm", "nobody@http://127.0.0.1:9/v1"])
     assert ended.exit_code == 1
     assert "error: the model did not answer: " in ended.output
-    assert {trial.proposer for trial in results.trials(trials)} == {"random"}, "which did what it could"
+    assert {trial.proposer for trial in results.trials(trials)} == {"random"}, (
+        "the other proposer did all of the search"
+    )
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ class Server:
             self.faults.pop(0)
 
 
-class Patient(ModelEnvironment):
+class PatientEnvironment(ModelEnvironment):
     """An environment that waits for the exchanges during an evaluation, so that each batch gets the next fault."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Any = "short") -> list[Trial]:
@@ -115,7 +115,7 @@ def run(proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignSta
         [PROBLEM], lambda _: incumbent(), lambda _: proposer, store, "run",
         search.SearchLimits(evaluations=120, batch=3, prune=None), find_candidates=lambda _: candidates(),
     )  # fmt: skip
-    return campaign.run(plan, executor.InProcess(Patient(lambda _: incumbent(), seed=5)), progress)
+    return campaign.run(plan, executor.InProcess(PatientEnvironment(lambda _: incumbent(), seed=5)), progress)
 
 
 @pytest.mark.thorough
@@ -139,7 +139,9 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
     assert contest.winner is not None
     assert contest.winner.effort in ("long", "final")
     assert [trial.outcome for trial in contest.evaluations] == ["measured"] * 120
-    assert sum(trial.proposer == "llm" for trial in contest.evaluations) >= 3, "it is used again"
+    assert sum(trial.proposer == "llm" for trial in contest.evaluations) >= 3, (
+        "the model is used again after its server recovers"
+    )
     assert len(results.trials(tmp_path / "trials.jsonl")) == len(contest.trials)
     text = "\n".join(warnings)
     for word in ("429", "500", "401", "1.5 s", "broke off", "cannot be reached", "no chat completion", "1048576 bytes"):

@@ -60,18 +60,18 @@ def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: 
         count = len(server.requests)
         again = proposed(server, tmp_path)
         assert (again[:2], len(server.requests)) == (first[:2], count)
-        assert "stages=90" in str(again[-1]), "also what was illegal"
+        assert "stages=90" in str(again[-1]), "illegal proposals are remembered too"
         trials = ModelEnvironment(lambda _: incumbent(), seed=3).evaluate(
             PROBLEM,
             [p.record for p in LlmProposer(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record],
         )
         proposed(server, tmp_path, trials[:1])
-        assert len(server.requests) == count, "one of two has no trial"
+        assert len(server.requests) == count, "one of the two proposals still has no trial"
         proposed(server, tmp_path, trials)
-        assert len(server.requests) > count, "all have trials"
+        assert len(server.requests) > count, "all proposals have trials"
         count = len(server.requests)
         proposed(server, tmp_path, run="model llm seed 1")
-        assert len(server.requests) > count, "another run asks for itself"
+        assert len(server.requests) > count, "another run does not use these answers"
 
 
 def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) -> None:
@@ -82,7 +82,9 @@ def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) 
         path.write_bytes(exchange + b'{"kind": "outco')  # the process ended when half of the outcome was written
         assert proposed(server, tmp_path) == first
         assert len(server.requests) == 1
-        assert [type(line) for line in read(path)] == [Exchange, AnswerOutcome], "which is repaired"
+        assert [type(line) for line in read(path)] == [Exchange, AnswerOutcome], (
+            "a whole line replaces the incomplete one"
+        )
         proposed(server, tmp_path, run="another")
         assert len(server.requests) == 2
 
@@ -335,7 +337,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     assert answered == 5
     assert texts["parts"] == texts["whole"]
     assert "shared-race" in texts["parts"][2]
-    assert "hint: " in texts["parts"][2], "reports are kept too"
+    assert "hint: " in texts["parts"][2], "the emulator's reports are kept too"
     with serving() as server:
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
 
@@ -376,7 +378,7 @@ def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest
     session = test_writing.session(server, tmp_path, rounds=3)
     session.chat, session.pause = talk(server, tmp_path, run="writer"), lambda _: None
     session.restore([])
-    assert len(session.run()) == 1, "what an earlier start paid for"
+    assert len(session.run()) == 1, "the attempt of the earlier start is used"
     assert session.unavailable is not None
     assert "cannot be reached" in str(session.unavailable.final)
     assert (session.chat.usage.answered, first.chat.usage.answered) == (0, 1)

@@ -145,7 +145,7 @@ def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path
     assert contest.stop_reason == "4 evaluations"
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
     assert sum(clock.pauses) == 300 + 600 + 4 * 30
-    assert max(clock.pauses) <= chat.STEP_S, "the campaign's end is looked for meanwhile"
+    assert max(clock.pauses) <= chat.STEP_S, "between pauses, the search checks whether the campaign has ended"
     waits = "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
     assert waits in warnings[1]
     if not in_background:
@@ -200,7 +200,7 @@ def test_illegal_ideas_cost_no_evaluations() -> None:
         )  # fmt: skip
     outcomes = [trial.outcome for trial in contest.short_trials]
     assert outcomes.count("measured") == len(contest.evaluations) == len(contest.curve) == 12
-    assert outcomes.count("illegal") == 4, "each is stored once, with its rule"
+    assert outcomes.count("illegal") == 4, "each illegal idea is stored once, with its rule"
 
 
 def test_nothing_but_illegal_ideas_end_a_search() -> None:

@@ -79,8 +79,10 @@ def test_a_failure_that_took_no_time_leaves_out_a_few_questions() -> None:
             before = len(server.requests)
             proposer.propose(question(), 1)
             rounds.append(len(server.requests) - before)
-    assert rounds == [1, 0, 1, 0, 0, *[1, 0, 0, 0, 0] * 3, 1, 3, 0, 0], "1, 2, 4, 4, 4, and after a slow one none"
-    assert clock.pauses == [1.0, 4.0], "the first failure is tried again at once, further ones are not"
+    assert rounds == [1, 0, 1, 0, 0, *[1, 0, 0, 0, 0] * 3, 1, 3, 0, 0], (
+        "quick failures leave out 1, 2, 4, 4 and 4 questions"
+    )
+    assert clock.pauses == [1.0, 4.0], "only the server's error is tried again, after 1 and 4 s"
 
 
 def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
@@ -170,7 +172,7 @@ def test_a_server_says_when_it_is_asked_again() -> None:
     with serving(limits("3"), limits("100"), says(GOOD), limits(http_date(time.time() + 60))) as server:
         proposer = llm_proposer(server, clock=clock)
         assert proposer.propose(question(), 1) == []
-        assert clock.pauses == [3.0], "a short time passes at once, a long one is a rest"
+        assert clock.pauses == [3.0], "a wait of 3 s passes within the call, the model rests for one of 100 s"
         clock.now += 99.9
         assert proposer.propose(question(), 1) == []
         assert len(server.requests) == 2

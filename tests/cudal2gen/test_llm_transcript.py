@@ -119,7 +119,9 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
         ReplayWire(path).send(request, "text", PROBLEM)
     content = path.read_bytes()
     path.write_bytes(content + content[:99])
-    assert ReplayWire(path).send(request, "schema", PROBLEM).text == GOOD, "half a line of a killed process is none"
+    assert ReplayWire(path).send(request, "schema", PROBLEM).text == GOOD, (
+        "the half line that a killed process left is ignored"
+    )
     path.write_bytes(content + b"{}\n")
     with pytest.raises(ValueError, match=r"t\.jsonl:3: "):
         ReplayWire(path)

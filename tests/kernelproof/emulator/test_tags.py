@@ -1,4 +1,4 @@
-"""Proves that tags stored as runs equal those of a table with one entry per granule."""
+"""Proves that tags, which say who last accessed each granule of memory, are the same as runs and in a plain table."""
 
 from __future__ import annotations
 
@@ -66,11 +66,16 @@ def test_the_same_threads_again_keep_their_run() -> None:
 def test_granules_that_become_narrower_keep_their_tags(
     accesses: list[tuple[bool, GranuleRun]], moment: int, as_table: bool
 ) -> None:
+    """The granules of ``tags`` are halved after ``moment`` accesses, those of ``narrow`` are halves from the start.
+
+    ``as_table``: whether ``tags`` is no longer stored as runs by then, because its table was read.
+    """
     tags, narrow = Tags(GRANULES, recording=True, shift=2), Tags(2 * GRANULES, recording=True, shift=1)
     for number, (is_write, run) in enumerate(accesses):
         if number == moment:
             assert not as_table or len(tags.read) == GRANULES
             tags.refine(1)
+        # The same bytes as granules of ``narrow``, and of ``tags`` once these are halved.
         parts = 1 if number >= moment else 2
         half = run._replace(start=2 * run.start, stop=2 * run.stop, per_thread=2 * run.per_thread)
         kept = [
@@ -98,6 +103,7 @@ def test_granules_that_become_narrower_keep_their_tags(
 @pytest.mark.parametrize("granules", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("kind", [np.uint32, np.uint64, bool])
 def test_elements_of_several_granules(granules: int, kind: type[np.generic]) -> None:
+    """Compares three functions on elements of this many granules with NumPy."""
     draw = np.random.default_rng(granules)
     shape = (40, granules) if granules > 1 else (40,)
     table = draw.integers(2, size=shape).astype(kind)

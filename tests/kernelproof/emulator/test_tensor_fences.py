@@ -13,7 +13,7 @@ STEPS = ("wait", "before", "after")
 
 
 def handed_over(step: str, warp: int) -> str:
-    """The body in which a warp leaves out a step; all warps do everything if it is none of them."""
+    """The body in which a warp leaves out a step of ``STEPS``. For any other ``step`` no warp leaves anything out."""
     texts = {
         "wait": "tcgen05.wait::st.sync.aligned;", "before": "tcgen05.fence::before_thread_sync;",
         "after": "tcgen05.fence::after_thread_sync;",
@@ -41,6 +41,7 @@ done:
 def test_what_a_warp_leaves_out_is_found_of_that_warp(step: str) -> None:
     x = np.arange(7, 135, dtype=np.uint32)
     for warp in range(4):
+        # Warps 0 to 3 store and execute the first two steps; the warp four further executes the last one.
         left_out = warp + 4 * (step == "after")
         _, result = launch(handed_over(step, left_out), x, np.empty(128, np.uint32), block=256)
         assert {report.kind for report in result.reports} == {"tensor-memory-race"}

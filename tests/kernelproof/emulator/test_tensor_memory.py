@@ -1,5 +1,5 @@
-"""Proves tcgen05 (tensor memory, products, their order) against NumPy, and that mutants of a kernel with all of it are
-noticed.
+"""Proves tcgen05 (tensor memory, products and their order) against NumPy, and that faults in a kernel that uses it are
+reported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def registers(name: str, count: int) -> str:
 
 
 def moves(count: int, op: str, name: str, base: str) -> str:
-    """Loads or stores this many registers of each thread, which lie in a row at the thread's place."""
+    """PTX that loads (``op`` ld) or stores (st) the registers NAME0, NAME1, ... of each thread. The words of a thread
+    lie in a row, those of thread 0 at ``base``."""
     text = f" mad.wide.u32 %g, %t, {4 * count}, {base};"
     for i in range(count):
         at, register = f"[%g+{4 * i}]", f"%{name}{i}"
@@ -269,10 +270,10 @@ def alone(kernel: str) -> str:
 EQUIVALENT = {
     ("swap", "fence.proxy.async.shared::cta"): (1, "after the barrier, the thread that issues the product fences"),
     ("drop", "tcgen05.fence::after_thread_sync"): (1, "nothing has touched tensor memory before the first product"),
-    ("swap", "tcgen05.fence::after_thread_sync"): (2, "with address arithmetic"),
-    ("swap", "tcgen05.wait::ld.sync.aligned"): (1, "with address arithmetic"),
+    ("swap", "tcgen05.fence::after_thread_sync"): (2, "they swap it with address arithmetic"),
+    ("swap", "tcgen05.wait::ld.sync.aligned"): (1, "it swaps it with address arithmetic"),
     ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
-    ("swap", "tcgen05.fence::before_thread_sync"): (1, "the same"),
+    ("swap", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
 }
 
 
@@ -292,15 +293,15 @@ def test_mutants_of_a_tile_are_noticed() -> None:
 EQUIVALENT_IN_PAIRS = {
     ("narrow", "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"): (
         1,
-        "it passes permission on, no data",
+        "the arrival only permits the next load, it passes no data on",
     ),
     ("swap", "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"): (
         1,
-        "with arithmetic",
+        "it swaps it with arithmetic",
     ),
-    ("swap", "tcgen05.fence::after_thread_sync"): (2, "with arithmetic"),
+    ("swap", "tcgen05.fence::after_thread_sync"): (2, "they swap it with arithmetic"),
     ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
-    ("swap", "tcgen05.fence::before_thread_sync"): (1, "the same"),
+    ("swap", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
 }
 
 
@@ -373,7 +374,7 @@ def test_a_descriptor_of_no_product_is_reported(change: int, words: str) -> None
 
 
 def test_an_operand_under_way_is_reported() -> None:
-    """The issuer does not wait for TMA, or TMA not for the products that still read the stage."""
+    """The issuer of products does not wait for TMA, or TMA does not wait for products that still read the stage."""
     text = alone("pair")
     skipped = [m.text for m in mutants(text) if m.kind == "skip"]
     kinds = {report.kind for changed in skipped for report in pair(changed)[2].reports}
