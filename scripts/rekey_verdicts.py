@@ -7,11 +7,13 @@
 A verdict or a proof belongs to a binary by its digest, which covers the whole text of the kernel, comments included.
 This script renders every kernel that may have a verdict with the old checkout's templates and with this one's. It stops
 if the two texts differ in anything but comments, or if a drawn kernel's PTX differs in anything but line numbers. With
-``--unused`` texts may differ in code, and each that does is compiled: its PTX must be the same.
+``--unused`` texts may differ in code, and each that does and has a line to renew is compiled: its PTX must be the same.
 
-Only then are the new digests written to ``results/verdicts.jsonl`` and ``results/proofs.jsonl``. If a line of either
-belongs to no rendered text, both stay as they are. ``--records`` names a file with the records of kernels that have
-left the catalog, one a line, like an earlier ``kernels.jsonl``. All digests must be of this machine's nvcc and CUTLASS.
+Only then are the new digests written to ``results/verdicts.jsonl`` and ``results/proofs.jsonl``. Lines that have a new
+digest already stay, so that lines which were added under the old templates can be renewed later. All lines of a family
+stay if none of its texts changed. If another line belongs to no rendered text, both files stay as they are.
+``--records`` names a file with the records of kernels that have left the catalog, one a line, like an earlier
+``kernels.jsonl``. All digests must be of this machine's nvcc and CUTLASS.
 """
 
 from __future__ import annotations
@@ -140,9 +142,13 @@ def check_ptx(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> None:
 
 
 def units(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
-    """Groups of pairs to compile in one translation unit, each with its architecture. Names in a group are distinct."""
+    """Groups of pairs to compile in one translation unit, each with its architecture. Names in a group are distinct.
+
+    Neighbours by name have tiles alike, for which a unit instantiates CuTe's templates once. That halves the time.
+    """
     for arch in sorted({pair.record.arch for pair in pairs}):
-        texts = list({pair.record.name: pair for pair in pairs if pair.record.arch == arch}.values())
+        by_name = {pair.record.name: pair for pair in pairs if pair.record.arch == arch}
+        texts = [by_name[name] for name in sorted(by_name)]
         yield from ((arch, texts[at : at + IN_UNIT]) for at in range(0, len(texts), IN_UNIT))
 
 
@@ -158,13 +164,26 @@ def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]
     }
 
 
-def rekey(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
-    """The lines of a file of verdicts or proofs with new digests. Raises Difference if a digest belongs to no text."""
+def same_families(pairs: Iterable[Pair]) -> set[str]:
+    """The families whose texts are all the same in both checkouts, comments included."""
+    pairs = list(pairs)
+    return {pair.record.family for pair in pairs} - {pair.record.family for pair in pairs if pair.old != pair.new}
+
+
+def rekey(lines: Iterable[str], new_digest: dict[str, str], same: Iterable[str] = ()) -> list[str]:
+    """The lines of a file of verdicts or proofs with new digests. ``same``: families whose lines may stay.
+
+    Raises Difference if a line belongs to no text.
+    """
+    renewed = set(new_digest.values())
     changed: list[str] = []
     unmapped: list[str] = []
     for line in lines:
         stored = json.loads(line)
         old = stored["digest"]
+        if old in renewed or any(f"_{family}_" in stored["record"] for family in same):
+            changed.append(line)
+            continue
         if old not in new_digest:
             unmapped.append(f"{stored['record']} ({old})")
             continue
@@ -173,6 +192,11 @@ def rekey(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
     if unmapped:
         raise Difference(f"{len(unmapped)} lines belong to no record: {unmapped[0]}, ..; give --records")
     return changed
+
+
+def names_to_renew(before: Iterable[str], after: Iterable[str]) -> set[str]:
+    """The names of the records whose lines change."""
+    return {json.loads(old)["record"] for old, new in zip(before, after, strict=True) if old != new}
 
 
 def main() -> None:
@@ -193,9 +217,11 @@ def main() -> None:
         if not options.unused:
             check_texts(pairs)
         print(f"{len(pairs) - len(changed)} of {len(pairs)} texts are the same but for comments", flush=True)
-        new_digest = digests(pairs, tools)
-        renewed = {path: rekey(path.read_text().splitlines(keepends=True), new_digest) for path in STORED}
-        check_ptx([*changed, *drawn(pairs)], tools)
+        new_digest, same = digests(pairs, tools), same_families(pairs)
+        stored = {path: path.read_text().splitlines(keepends=True) for path in STORED}
+        renewed = {path: rekey(lines, new_digest, same) for path, lines in stored.items()}
+        names = {name for path, lines in stored.items() for name in names_to_renew(lines, renewed[path])}
+        check_ptx([pair for pair in changed if pair.record.name in names] + drawn(pairs), tools)
     except Difference as difference:
         sys.exit(str(difference))
     if options.dry_run:

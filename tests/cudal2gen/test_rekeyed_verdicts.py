@@ -12,7 +12,7 @@ from cudal2gen.generation.renderer import render
 from kernelproof.ground import toolchain
 from scripts import rekey_verdicts
 from scripts.rekey_verdicts import Difference, Pair
-from tests.cudal2gen.strategies import multistage
+from tests.cudal2gen.strategies import direct, multistage
 
 # A record, its text, and the same text with comments.
 RECORD = multistage()
@@ -51,8 +51,17 @@ def test_lines_keep_all_but_their_digests() -> None:
     line = '{"record":"a","digest":"%s","on":"emulator","cases":[]}\n'
     assert old != new
     assert rekey_verdicts.rekey([line % old], new_digest) == [line % new]
+    assert rekey_verdicts.rekey([line % new], new_digest) == [line % new]
+    assert rekey_verdicts.same_families([Pair(RECORD, TEXT, COMMENTED), Pair(direct(), TEXT, TEXT)]) == {"sm80_direct"}
+    other = (line % "none").replace('"a"', '"hgemm_sm80_direct_f16"')
+    assert rekey_verdicts.rekey([other, line % old], new_digest, {"sm80_direct"}) == [other, line % new]
     with pytest.raises(Difference):
         rekey_verdicts.rekey([line % old, line % "none"], new_digest)
+
+
+def test_texts_without_a_line_to_renew_are_not_compiled() -> None:
+    before = ['{"record":"a","digest":"1"}\n', '{"record":"b","digest":"2"}\n']
+    assert rekey_verdicts.names_to_renew(before, [before[0], before[1].replace("2", "3")]) == {"b"}
 
 
 @pytest.mark.parametrize("path", rekey_verdicts.STORED, ids=lambda path: path.stem)
