@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 LINE = re.compile(r"^// Compile (nvcc [^,\n]*(?:,code=[^,\n]*)?)", re.MULTILINE)
 # Makes a program of a text that has only a kernel and its launcher.
 MAIN = "\nint main() { return 0; }\n"
-# A text of each family, and of each way to sum that has its own constants and arguments.
+# A text of each family, of each way to sum that has its own constants and arguments, and others that define less.
 SUMMING = ("split_k", "wgmma stream", "wgmma cluster split 2", "tensor workspace pair f16", "once split 2")
-TEXTS: dict[str, Record] = {**GOLDENS, **{name: PATHS[name] for name in SUMMING}}
+TEXTS: dict[str, Record] = {**GOLDENS, **{name: PATHS[name] for name in (*SUMMING, "once", "nt", "baked k")}}
 
 
 def test_every_family_has_a_text() -> None:

@@ -16,7 +16,7 @@ from jinja2 import Environment, meta
 from cudal2gen import places
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import _cxx, render
-from cudal2gen.kernel import FAMILIES, Record, Sm80Multistage, parse
+from cudal2gen.kernel import FAMILIES, Record, Sm80Multistage, Sm90Small, parse
 from tests.cudal2gen.paths import ring
 from tests.cudal2gen.strategies import (
     DIRECT,
@@ -299,6 +299,27 @@ def test_every_legal_record_renders_to_well_formed_text(record: Record) -> None:
     for leaked in ("{{", "}}", "{%", "%}", "{#", "#}"):
         assert leaked not in code.replace("}};", "")
     assert max(len(line) for line in text.splitlines()) <= 260
+    if isinstance(record, Sm90Small):
+        assert _unread(record, code) == []
+
+
+EVERYWHERE = ("m", "n", "fused")
+
+
+def _unread(record: Record, code: str) -> list[str]:
+    """The constants, members of Gemm and parameters of the kernel that the code of a text names and does not read.
+
+    Gemm has the extents of D and the fused operands in every kernel.
+    """
+    code = re.sub(r"/\*.*?\*/", "", code)
+    constants = re.findall(r"\b(\w+) =", "".join(re.findall(r"constexpr int ([^;]*);", code)))
+    members = re.findall(r"(\w+)(?: = \d+)?;", code.split("struct Gemm {")[1].split("};")[0])
+    parameters, body = code.split(f"\n{record.name}(")[1].split(") {", 1)
+    return [
+        *(name for name in constants if len(re.findall(rf"\b{name}\b", code)) == 1),
+        *(name for name in members if name not in EVERYWHERE and not re.search(rf"(\.|\bGemm::){name}\b", code)),
+        *(name for name in re.findall(r"(\w+)(?:,|$)", parameters) if not re.search(rf"\b{name}\b", body)),
+    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 // Method: cp.async into a ring of stages in shared memory, then ldmatrix and mma.sync.
 //
 // Launch, all divisions rounded up:
-//   grid   (n / 256 / grid.z, m / 128, n rounded up to 256 / columns per slice)
+//   grid   (n / 256 / column_slices, m / 128, column_slices)
+//          column_slices = (n rounded up to a multiple of 256) / (columns of a slice, which the caller chooses)
 //   block  128
 //   shared 73728 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //

@@ -2,7 +2,7 @@
 // Method: cp.async of all operands at once, mma.sync as they arrive.
 //
 // Launch, all divisions rounded up:
-//   grid    (m / 32 * n / 64 * 2, 1, 1)
+//   grid    ((m / 32) * (n / 64) * 2, 1, 1)
 //   cluster (2, 1, 1)
 //   block   128
 //   shared  57344 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
@@ -34,7 +34,7 @@ constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
 constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
-constexpr int kSplitK = 2;
+constexpr int kSplitK = 2;  // CTAs of a cluster, which share the k of a tile
 
 // The ring: kStages k-tiles of A and of B, each a swizzled tile of 16-byte vectors.
 constexpr int kBK = 64, kStages = 4;
@@ -52,11 +52,6 @@ static_assert(kStages * (kStageA + kStageB) * sizeof(uint128_t) == 49152);
 using Mma = SM80_16x8x16_F32F16F16F32_TN;
 using TensorD = decltype(make_tensor<float>(Shape<_4, Int<kMmaM>, Int<kMmaN>>{}));
 
-CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) {
-  const half2 rounded = __floats2half2_rn(tCrD(2 * half_tile, i, j), tCrD(2 * half_tile + 1, i, j));
-  return reinterpret_cast<uint32_t const&>(rounded);
-}
-
 // The problem, as the caller passed it.
 struct Gemm {
   half const* a;
@@ -68,8 +63,6 @@ struct Gemm {
   int m;
   int n;
   int k;
-  float* partials;
-  unsigned* arrivals;
 };
 
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
@@ -382,11 +375,11 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
-    int m, int n, int k, float* partials, unsigned* arrivals) {
-  const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
-  const int rank = cluster_rank();
+    int m, int n, int k, float* /* partials */, unsigned* /* arrivals */) {
+  const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k};
+  const int slice = cluster_rank();
   const int tiles_n = (gemm.n + kBN - 1) / kBN, tile = blockIdx.x / kSplitK;
-  compute_tile(gemm, tile / tiles_n, tile % tiles_n, rank);
+  compute_tile(gemm, tile / tiles_n, tile % tiles_n, slice);
 }
 
 }  // namespace hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042
