@@ -37,7 +37,7 @@ from tests.cudal2gen.racing import (  # noqa: E402
     process,
     store,
 )
-from tests.cudal2gen.test_fused_operators import GATES, activated, close, half, record  # noqa: E402
+from tests.cudal2gen.test_fused_operators import GATES, activated, close, normal_half, record  # noqa: E402
 from tests.cudal2gen.test_grouped_operators import ends_on  # noqa: E402
 
 __all__ = ["store"]  # a fixture
@@ -212,7 +212,7 @@ def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
 def test_fused_products_race_against_torchs_own(
     device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
 ) -> None:
-    x, weight, bias = half(device, 2, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x, weight, bias = normal_half(device, 2, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     z = x.double() @ weight.double().mT
     close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
     close(cudal2gen.linear(x, weight, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
@@ -226,7 +226,7 @@ def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
     device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
 ) -> None:
     clock.times_us = dict(FAST) | {BIAS.name: 400.0}
-    x, weight, bias = half(device, 6, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x, weight, bias = normal_half(device, 6, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     close(cudal2gen.linear(x, weight, bias), x.double() @ weight.double().mT + bias.double(), 4)
     assert [row.split()[0] for row in summary()] == ["8_48_64", "8_48_64", "5_48_64"]
     assert once.stats()["kernel"] == once.stats()["by_bucket"] == {PREDICATED.name: 1}
@@ -237,7 +237,7 @@ def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
 def test_gates_and_second_outputs_race(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, mode: races.Mode
 ) -> None:
-    x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
+    x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     w13 = device.empty(80, 64).copy_(cudal2gen.interleave(w1, w3))
     x_grad = device.empty(2, 64).copy_(x).requires_grad_()
     expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
@@ -263,7 +263,7 @@ def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
 ) -> None:
     """Copies of a gate's weights are kept current by the weights' versions, which tensors made in inference mode
     lack."""
-    x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
+    x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
     with process(opened, Timed(device, clock), "background"), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -291,7 +291,7 @@ def test_a_wrong_second_output_bans_its_kernel(
         return off
 
     monkeypatch.setattr(contests, "bind", wrong)
-    x, weight, bias = half(device, 2, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x, weight, bias = normal_half(device, 2, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     x.requires_grad_()
     with pytest.warns(UserWarning, match="it is not used on this card"):
         cudal2gen.linear(x, weight, bias, activation="silu")

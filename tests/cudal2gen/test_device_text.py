@@ -17,7 +17,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.sandbox import Sandbox
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
-from tests.cudal2gen.test_kernel import spelled
+from tests.cudal2gen.test_kernel import written_forms
 
 
 @pytest.fixture(autouse=True)
@@ -211,8 +211,10 @@ def test_a_later_field_is_silent_while_it_is_neutral(monkeypatch: pytest.MonkeyP
     later = create_model("Later", __base__=type(record), colour=(str | None, None))
     monkeypatch.setitem(FAMILIES, record.family, later)
     neutral = parse(catalog.dump(record))
-    assert spelled(neutral) == spelled(record)
-    assert all(new != old for new, old in zip(spelled(revise(neutral, colour="red")), spelled(record), strict=True))
+    assert written_forms(neutral) == written_forms(record)
+    assert all(
+        new != old for new, old in zip(written_forms(revise(neutral, colour="red")), written_forms(record), strict=True)
+    )
 
 
 @pytest.mark.slow

@@ -309,7 +309,7 @@ def test_a_language_model_in_bf16(name: str) -> None:
     error, usual = float((own - reference).abs().max()), float((unfused - reference).abs().max())
     assert error <= 1.5 * usual + 2.0**-9, "the error is about that of torch in bf16"
     texts = [each.generate(TOKENS, max_new_tokens=8, do_sample=False, pad_token_id=0) for each in (model, plain)]
-    same(plain, *texts)
+    agree_until_tie(plain, *texts)
     model(TOKENS, labels=TOKENS).loss.backward()
     plain(TOKENS, labels=TOKENS).loss.backward()
     for (path, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -321,7 +321,7 @@ def test_a_language_model_in_bf16(name: str) -> None:
         assert torch.equal(model(TOKENS).logits.double(), unfused)
 
 
-def same(model: Any, own: Any, other: Any) -> None:
+def agree_until_tie(model: Any, own: Any, other: Any) -> None:
     """Compares two texts up to the first tie, where two words' logits differ by one rounding of bf16."""
     for tokens, expected in zip(own, other, strict=True):
         different = (tokens != expected).nonzero()

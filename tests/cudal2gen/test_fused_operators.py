@@ -230,14 +230,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
-def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
+def normal_half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
     """Normally distributed fp16 numbers in the device's memory."""
     return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
 
 
 @pytest.mark.slow
 def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    x, weight, bias = half(device, 2, 17, 64), half(device, 40, 64, seed=1), half(device, 40, seed=2)
+    x, weight = normal_half(device, 2, 17, 64), normal_half(device, 40, 64, seed=1)
+    bias = normal_half(device, 40, seed=2)
     z = x.double() @ weight.double().mT
     close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
     close(cudal2gen.linear(x, weight, activation="silu"), activated(z, "silu"), 4)
@@ -253,7 +254,7 @@ def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.
 
 def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """No kernel of the pack has relu, a gate or aux."""
-    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x, weight, bias = normal_half(device, 17, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     z = x.double() @ weight.double().mT
     close(cudal2gen.linear(x, weight, bias, activation="relu"), activated(z + bias.double(), "relu"), 16)
     z1, z3 = epilogues.split_columns(z)
@@ -270,10 +271,10 @@ def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: 
 
 
 def test_what_no_kernel_takes_is_computed_by_torch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    x, weight = half(device, 17, 128)[:, ::2], half(device, 48, 64, seed=1)
+    x, weight = normal_half(device, 17, 128)[:, ::2], normal_half(device, 48, 64, seed=1)
     close(cudal2gen.linear(x, weight, activation="silu"), activated(x.double() @ weight.double().mT, "silu"), 16)
     assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
-    odd, short = half(device, 17, 60)[:, :59], half(device, 48, 60, seed=1)[:, :59]
+    odd, short = normal_half(device, 17, 60)[:, :59], normal_half(device, 48, 60, seed=1)[:, :59]
     close(cudal2gen.linear(odd, short, activation="silu"), activated(odd.double() @ short.double().mT, "silu"), 16)
     assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, (
         "the kernel copies its operands, and torch applies silu"
@@ -281,7 +282,7 @@ def test_what_no_kernel_takes_is_computed_by_torch(device: EmulatedDevice, kerne
 
 
 def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x, weight, bias = normal_half(device, 17, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     explain = cudal2gen.explain
     asked_for = "the kernel of 64_64_128 was asked for, nothing measured says that it is faster"
     plain = packed.RECORDS["predicated"].name
@@ -292,8 +293,8 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
     gated = explain(cudal2gen.swiglu, x, weight)
     assert gated.startswith(f"{plain}: {asked_for}; silu+gate by torch: ")
     assert gated.endswith(" a100 f32 tn silu+gate")
-    assert explain(cudal2gen.bmm, half(device, 3, 17, 64), weight.t().expand(3, 64, 48)).startswith(plain)
-    batch = half(device, 3, 64, 48)
+    assert explain(cudal2gen.bmm, normal_half(device, 3, 17, 64), weight.t().expand(3, 64, 48)).startswith(plain)
+    batch = normal_half(device, 3, 64, 48)
     several = explain(cudal2gen.bmm, x.expand(3, 17, 64), batch)
     assert several.startswith("torch: ")
     assert several.endswith(" a100 f32 nn batched")
@@ -422,7 +423,7 @@ def test_sums_whose_rows_start_anywhere_are_computed_by_torch(
 ) -> None:
     """A kernel that stores any D stores aux only in vectors, so here the plain kernel computes and torch does the
     rest."""
-    x, weight, bias = half(device, 35, 72), half(device, 83, 72, seed=1), half(device, 83, seed=2)
+    x, weight, bias = normal_half(device, 35, 72), normal_half(device, 83, 72, seed=1), normal_half(device, 83, seed=2)
     z = x.double() @ weight.double().mT + bias.double()
     d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
     close(sums, z, 16)
@@ -444,8 +445,8 @@ def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.D
     """One interleaved copy is kept for a pair of weights. It is made anew when a weight is changed in place, loaded or
     replaced, and dropped with its weights."""
     derived.DERIVED.clear()
-    x = half(device, 5, 64)
-    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (1, 2)]
+    x = normal_half(device, 5, 64)
+    weights = [torch.nn.Parameter(normal_half(device, 24, 64, seed=seed), requires_grad=False) for seed in (1, 2)]
 
     def check(copies: int) -> None:
         z1, z3 = (x.double() @ weight.detach().double().mT for weight in weights)
@@ -461,9 +462,9 @@ def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.D
     check(1)
     torch.nn.ParameterList(weights).load_state_dict({"0": weights[1].clone(), "1": weights[0].clone()})
     check(1)
-    weights[0].data = half(device, 24, 64, seed=7)
+    weights[0].data = normal_half(device, 24, 64, seed=7)
     check(1)
-    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (3, 4)]
+    weights = [torch.nn.Parameter(normal_half(device, 24, 64, seed=seed), requires_grad=False) for seed in (3, 4)]
     gc.collect()
     check(1)
     assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 6}, "torch": {}}
@@ -486,7 +487,7 @@ def test_a_captured_graph_reads_no_copy(
     derived.DERIVED.clear()
     own, copies = kernels.device, derived.DERIVED._copies
     assert isinstance(own, OperatorDevice)
-    x, w1, w3 = half(device, 5, 64), half(device, 24, 64, seed=1), half(device, 24, 64, seed=2)
+    x, w1, w3 = normal_half(device, 5, 64), normal_half(device, 24, 64, seed=1), normal_half(device, 24, 64, seed=2)
     fused_operators.gated_pair(x, w1, w3, "silu")  # warms up before the capture
     for copy in copies.values():
         copy.weight.fill_(math.nan)

@@ -31,7 +31,7 @@ LAYERS = ("bias_n+relu", "bias_n+gelu", "bias_n+gelu_tanh", "silu+gate", "bias_n
 UNSPILLED = {tile: (LAYERS[number % 6], LAYERS[(number + 2) % 6]) for number, tile in enumerate(TILES)}
 
 
-def fused(tile: str, fusion: str) -> Record:
+def with_fusion(tile: str, fusion: str) -> Record:
     """The record of a tile with another fusion."""
     record = TILES[tile]
     return record.at(record.problem.revised(fusion=fusion))
@@ -39,7 +39,7 @@ def fused(tile: str, fusion: str) -> Record:
 
 # One in three tiles, unless all are compiled.
 COMPILED = drawn(list(TILES), 3)
-BUILT_AHEAD = [fused(tile, fusion) for tile in COMPILED for fusion in ("none", *MOST, *UNSPILLED[tile])]
+BUILT_AHEAD = [with_fusion(tile, fusion) for tile in COMPILED for fusion in ("none", *MOST, *UNSPILLED[tile])]
 
 
 class Code(NamedTuple):
@@ -66,7 +66,7 @@ def code(record: Record) -> Code:
 def test_a_bias_and_an_activation_cost_few_instructions_and_none_in_the_main_loop(tile: str) -> None:
     plain = code(TILES[tile])
     for fusion, most in MOST.items():
-        record = fused(tile, fusion)
+        record = with_fusion(tile, fusion)
         warps = record.threads // 32 if record.arch == "sm_80" else 4 * (record.threads // 128 - 1)
         cost = code(record)
         assert cost.outside - plain.outside <= most * record.bm * record.bn / (32 * warps), fusion
@@ -75,5 +75,5 @@ def test_a_bias_and_an_activation_cost_few_instructions_and_none_in_the_main_loo
 
 @pytest.mark.parametrize("tile", COMPILED)
 def test_what_layers_fuse_does_not_spill(tile: str) -> None:
-    for artifact in compiler.build([fused(tile, fusion) for fusion in UNSPILLED[tile]]):
+    for artifact in compiler.build([with_fusion(tile, fusion) for fusion in UNSPILLED[tile]]):
         assert artifact.ptxas.findings == [], artifact.directory

@@ -169,7 +169,7 @@ def signed(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
     return folder
 
 
-def ask(folder: Path) -> None:
+def query_pack(folder: Path) -> None:
     """Opens a pack and queries a measured problem, a similar one, and one with ``prefer=kernel``."""
     table = pack.open_pack(folder).table
     for m, n, k in ((64, 64, 64), (64, 64, 128), (100, 72, 200)):
@@ -185,7 +185,7 @@ def machine() -> dict[str, Any]:
 
 
 def test_the_pack_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
-    ask(signed(tmp_path / "pack", json.dumps(table()).encode(), machine()))
+    query_pack(signed(tmp_path / "pack", json.dumps(table()).encode(), machine()))
 
 
 @pytest.mark.parametrize("name", [*machine(), "files"])
@@ -219,7 +219,7 @@ def test_a_signed_table_is_checked(place: str, name: str, value: object, message
     {"kernel": values["kernels"][0]["record"], "row": values["rows"][0], "table": values}[place][name] = value
     folder = signed(tmp_path / "pack", json.dumps(values).encode(), machine())
     with pytest.raises(WrongInput, match=f"{folder / 'table.json'}: .*{message}"):
-        ask(folder)
+        query_pack(folder)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../pack/table.json", "a\0b", "", "kernels/../../x"])
@@ -264,5 +264,5 @@ def test_packs(write: Callable[[Path], Path], tmp_path: Path) -> None:
         write(folder)
     except (RecursionError, ValueError):  # json.dumps raised it, so there is no pack
         return
-    message = refusal(lambda: ask(folder))
+    message = refusal(lambda: query_pack(folder))
     assert not message or str(folder) in message

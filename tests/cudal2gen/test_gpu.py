@@ -267,7 +267,7 @@ def device() -> Iterator[EmulatedDevice]:
         yield device
 
 
-def on(device: EmulatedDevice, record: Record, library: Path) -> gpu.KernelContender:
+def kernel_on(device: EmulatedDevice, record: Record, library: Path) -> gpu.KernelContender:
     """A record's kernel, opened on the device."""
     return device.open(record, compiler.build([record])[0], library)
 
@@ -301,21 +301,21 @@ def test_tensors_that_a_kernel_does_not_take(
     operands = matrices(device)
     operands[name] = change(operands[name])
     with pytest.raises(ValueError, match=message):
-        on(device, small(), library).bind(Operands(**operands))
+        kernel_on(device, small(), library).bind(Operands(**operands))
 
 
 def test_b_is_taken_as_the_layout_has_it(device: EmulatedDevice, library: Path) -> None:
     operands = Operands(**matrices(device, n=128))
     assert operands.stored_b("tn").shape == (128, 256)
     assert operands.stored_b("nn").shape == (256, 128)
-    on(device, small(layout="nn"), library).bind(operands)
+    kernel_on(device, small(layout="nn"), library).bind(operands)
     wrong = Operands(operands.a, operands.b, operands.b, operands.d)
     with pytest.raises(ValueError, match=r"B \(128, 256\) as nn"):
-        on(device, small(layout="nn"), library).bind(wrong)
+        kernel_on(device, small(layout="nn"), library).bind(wrong)
 
 
 def test_what_the_launcher_refuses_is_raised_at_the_call(device: EmulatedDevice, library: Path) -> None:
-    call = on(device, small(), library).bind(Operands(**matrices(device, m=40)))
+    call = kernel_on(device, small(), library).bind(Operands(**matrices(device, m=40)))
     with pytest.raises(LaunchError) as caught:
         call()
     assert caught.value.code == INVALID_VALUE
@@ -328,7 +328,7 @@ def no_race(binders: object) -> NoReturn:
 
 def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, library: Path) -> None:
     record = PATHS["pad"]
-    kernel = on(device, record, library)
+    kernel = kernel_on(device, record, library)
     kernel.prepare(record.problem.model_copy(update={"m": 64, "n": 64, "k": 256}), no_race)
     assert kernel.detail == ""
     kernel.prepare(record.problem, no_race)
@@ -349,7 +349,7 @@ def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, libr
 
 def test_whole_tiles_are_not_copied(device: EmulatedDevice, library: Path) -> None:
     for record in (small(), PATHS["pad"]):
-        _, copies = on(device, record, library).stages(Operands(**matrices(device)))
+        _, copies = kernel_on(device, record, library).stages(Operands(**matrices(device)))
         assert copies is None
 
 
@@ -425,13 +425,13 @@ def test_parts_of_a_fusion_that_a_kernel_does_not_take(
 ) -> None:
     (operands,) = draw(FUSED.problem, 1, torch.Generator().manual_seed(1), "cpu")
     changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
-    with on(device, FUSED, library) as kernel, pytest.raises(ValueError, match=message):
+    with kernel_on(device, FUSED, library) as kernel, pytest.raises(ValueError, match=message):
         kernel.bind(changed)
 
 
 def test_a_plain_kernel_has_no_bias_and_no_alpha(device: EmulatedDevice, library: Path) -> None:
     operands = Operands(**matrices(device))
-    with on(device, small(), library) as kernel:
+    with kernel_on(device, small(), library) as kernel:
         with pytest.raises(ValueError, match=r"bias: fusion=none has none, got \(64,\)"):
             kernel.bind(dataclasses.replace(operands, bias=device.empty(64)))
         for name in ("alpha", "beta"):
@@ -456,7 +456,7 @@ def test_batches_that_a_kernel_does_not_take(
 ) -> None:
     (operands,) = draw(BATCHED.problem, 1, torch.Generator().manual_seed(1), "cpu", products=3)
     changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
-    with on(device, BATCHED, library) as kernel, pytest.raises(ValueError, match=message):
+    with kernel_on(device, BATCHED, library) as kernel, pytest.raises(ValueError, match=message):
         kernel.bind(changed)
 
 
@@ -480,7 +480,7 @@ def test_groups_that_a_kernel_does_not_take(
     (operands,) = draw(GROUPED.problem, 1, torch.Generator().manual_seed(1), "cpu", products=3)
     assert operands.ends.tolist() == [21, 42, 64]
     changed = dataclasses.replace(operands, **{name: change(getattr(operands, name))})
-    with on(device, GROUPED, library) as kernel, pytest.raises(ValueError, match=message):
+    with kernel_on(device, GROUPED, library) as kernel, pytest.raises(ValueError, match=message):
         kernel.bind(changed)
 
 
@@ -506,7 +506,7 @@ def test_operands_off_16_bytes_are_copied(record: Record, device: EmulatedDevice
     products = 2 if record.batched else 1
     (operands,) = draw(record.problem, 1, torch.Generator().manual_seed(1), "cpu", products)
     placed = in_memory(device, operands)
-    with on(device, record, library) as kernel:
+    with kernel_on(device, record, library) as kernel:
         run, copies = kernel.stages(placed)
         run()
         device.wait()

@@ -53,7 +53,7 @@ RECORDS: dict[str, Record] = {
 EXECUTED = drawn(list(RECORDS), 4)
 
 
-def of(record: Record, *groups: int, behind: int = 0, **changes: Any) -> Shape:
+def grouped_shape(record: Record, *groups: int, behind: int = 0, **changes: Any) -> Shape:
     """A shape with the record's n and k, these groups of rows, and further rows after the last group."""
     return replace(Shape(sum(groups) + behind, record.n, record.k, groups=groups), **changes)
 
@@ -67,11 +67,11 @@ def test_each_group_is_multiplied_by_its_own_b(name: str, library: Path) -> None
     assert read((artifact.directory / "kernel.launch").read_text()) == record.launch
     bm = record.bm
     for shape, inputs in (
-        (of(record, 0, 5, bm + 1, 0, bm, 1, 0, behind=3), "binary"),
-        (of(record, 2 * bm + 3), "normal"),
-        (of(record, 0, 0, behind=bm + 1), "binary"),
-        (of(record, 3, 2, shared_b=True), "special"),
-        (of(record, 3, bm, n=record.n - 5), "integers"),
+        (grouped_shape(record, 0, 5, bm + 1, 0, bm, 1, 0, behind=3), "binary"),
+        (grouped_shape(record, 2 * bm + 3), "normal"),
+        (grouped_shape(record, 0, 0, behind=bm + 1), "binary"),
+        (grouped_shape(record, 3, 2, shared_b=True), "special"),
+        (grouped_shape(record, 3, bm, n=record.n - 5), "integers"),
     ):
         case, done = run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")
         assert case.findings == (), shape
@@ -87,7 +87,7 @@ def test_any_number_of_groups_is_searched(name: str, count: int, library: Path) 
     sizes = [0] * count
     for group in {0, count // 2, count - 1}:
         sizes[group] = 3
-    shape = of(record, *sizes, n=32, k=64)
+    shape = grouped_shape(record, *sizes, n=32, k=64)
     case, done = run_case(record, artifact, library, shape, "integers", hazards=False)
     assert case.findings == ()
     assert done.tiles == len([size for size in sizes if size])
@@ -110,7 +110,7 @@ def test_drawn_groups_are_computed(record: Record, groups: list[int], behind: in
     (artifact,) = compiler.build([record])
     behind = behind or int(not any(groups))
     k = record.baked_k or min(record.k, 4 * record.k_step)
-    shape = of(record, *groups, behind=behind, n=min(record.n, 2 * record.bn), k=k)
+    shape = grouped_shape(record, *groups, behind=behind, n=min(record.n, 2 * record.bn), k=k)
     case, _ = run_case(record, artifact, compiler.launcher(), shape, "normal", hazards=False)
     assert case.findings == ()
 
@@ -129,7 +129,7 @@ def test_a_verdict_tries_empty_groups_edges_many_groups_and_rows_after_them() ->
         assert any(len(groups) > 64 for groups in sizes)
         assert any(sum(shape.groups) < shape.m for shape in shapes)
         assert any(shape.shared_b for shape in shapes)
-    case = of(record, 3, 4, behind=5).case("binary", 1)
+    case = grouped_shape(record, 3, 4, behind=5).case("binary", 1)
     assert case.options == {"groups": 2, "rows": 7}
     assert problems.own_shape(RECORDS["plain"]).groups == (0, 48, 0, 16)
 
@@ -182,7 +182,7 @@ BUILT_AHEAD = [*(RECORDS[name] for name in EXECUTED), *PLACED.values()]
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     record, artifact = RECORDS[name], PLACED[name, fault].built()
     assert render(record).count(PLACED[name, fault].before) == 1, "the text to replace occurs once"
-    shape = of(record, 0, 5, record.bm + 1, 0, record.bm, 1, 0, 0, 2, 1, behind=3)
+    shape = grouped_shape(record, 0, 5, record.bm + 1, 0, record.bm, 1, 0, 0, 2, 1, behind=3)
     case, _ = run_case(record, artifact, library, shape, "integers")
     assert not case.passed
 

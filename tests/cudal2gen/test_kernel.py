@@ -406,7 +406,7 @@ class Typed(Problem):
     operand: Literal["f16", "bf16"] = "f16"
 
 
-def spelled(record: Record) -> tuple[str, str, str, str]:
+def written_forms(record: Record) -> tuple[str, str, str, str]:
     """The name, catalog line, text and binary's digest of a record."""
     return record.name, catalog.dump(record), render(record), compiler.job(record, toolchain.discover()).digest
 
@@ -422,11 +422,11 @@ def test_a_later_field_of_a_family_is_silent_while_it_is_neutral(family: str, mo
     monkeypatch.setitem(FAMILIES, family, create_model("Later", __base__=type(record), colour=(str | None, None)))
     neutral = parse(catalog.dump(record))
     assert neutral.colour is None  # type: ignore[attr-defined]
-    assert spelled(neutral) == spelled(record)
+    assert written_forms(neutral) == written_forms(record)
     red = revise(neutral, colour="red")
-    assert all(new != old for new, old in zip(spelled(red), spelled(record), strict=True))
+    assert all(new != old for new, old in zip(written_forms(red), written_forms(record), strict=True))
     assert parse(catalog.dump(red)) == red
-    assert spelled(revise(red, colour=None)) == spelled(record)
+    assert written_forms(revise(red, colour=None)) == written_forms(record)
 
 
 @pytest.mark.parametrize("family", sorted(PLAIN))
@@ -437,8 +437,8 @@ def test_a_later_field_of_the_problem_is_silent_while_it_is_neutral(family: str)
         later.model_validate(dict(record) | {"problem": Typed(**dict(record.problem), operand=operand)})
         for operand in ("f16", "bf16")
     )
-    assert spelled(neutral) == spelled(record)
-    assert all(new != old for new, old in zip(spelled(bf16), spelled(record), strict=True))
+    assert written_forms(neutral) == written_forms(record)
+    assert all(new != old for new, old in zip(written_forms(bf16), written_forms(record), strict=True))
     assert catalog.dump(bf16).startswith(catalog.dump_problem(bf16.problem))
     assert not catalog.dump(bf16).startswith(catalog.dump_problem(record.problem))
     assert bf16.key != neutral.key

@@ -423,7 +423,7 @@ def taking(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @st.composite
-def lying(draw: st.DrawFn, row: int) -> Matrix:
+def drawn_matrix(draw: st.DrawFn, row: int) -> Matrix:
     """Draws a matrix with rows of this length: packed, spaced, overlapping or too far apart, aligned to 16 bytes or
     not."""
     ld = draw(st.sampled_from([row - 8, row - 1, row, row + 1, row + 4, row + 8, row + 64, MAX_EXTENT + 8]))
@@ -439,7 +439,7 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
     n = data.draw(st.sampled_from([record.n, record.n - 7] if record.predicated else [record.n]))
     sizes = Sizes(record.bm, n, record.k)
     packed = LaunchOperands.packed(record.layout, sizes)
-    operands = LaunchOperands(*(data.draw(lying(matrix.ld)) for matrix in packed))
+    operands = LaunchOperands(*(data.draw(drawn_matrix(matrix.ld)) for matrix in packed))
     takes = record.launch.takes(sizes, operands)
     arguments = [value for m in operands for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
     code = kernel.bound(*arguments, *sizes)(0)

@@ -41,65 +41,65 @@ RUN = "model llm seed 0"
 IDEAS = [("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 90})]
 
 
-def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN) -> Chat:
+def chat_with(server: Server, folder: Path, budget: int | None = None, run: str = RUN) -> Chat:
     """A chat with the scripted server that appends to the folder's transcript. ``budget``: most tokens of its answers
     and questions, None for no limit. ``run``: the name of the run, whose answers it uses again."""
     return chat.connect(endpoint(server), folder / "llm.jsonl", None, budget, run)
 
 
-def proposed(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
+def proposals_from(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
     """The first proposals after a new start: for each its kernel, or the rule that it violates. ``trials``: those that
     earlier starts have stored."""
-    proposals = LlmProposer(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
+    proposals = LlmProposer(chat_with(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
     return [proposal.record.kernel_key if proposal.record else proposal.violation for proposal in proposals]
 
 
 def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: Path) -> None:
     with serving(proposes(*IDEAS), forever=True) as server:
-        first = proposed(server, tmp_path)
+        first = proposals_from(server, tmp_path)
         count = len(server.requests)
-        again = proposed(server, tmp_path)
+        again = proposals_from(server, tmp_path)
         assert (again[:2], len(server.requests)) == (first[:2], count)
         assert "stages=90" in str(again[-1]), "illegal proposals are remembered too"
         trials = ModelEnvironment(lambda _: incumbent(), seed=3).evaluate(
             PROBLEM,
-            [p.record for p in LlmProposer(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record],
+            [p.record for p in LlmProposer(chat_with(server, tmp_path), Memory()).propose(question(), 4) if p.record],
         )
-        proposed(server, tmp_path, trials[:1])
+        proposals_from(server, tmp_path, trials[:1])
         assert len(server.requests) == count, "one of the two proposals still has no trial"
-        proposed(server, tmp_path, trials)
+        proposals_from(server, tmp_path, trials)
         assert len(server.requests) > count, "all proposals have trials"
         count = len(server.requests)
-        proposed(server, tmp_path, run="model llm seed 1")
+        proposals_from(server, tmp_path, run="model llm seed 1")
         assert len(server.requests) > count, "another run does not use these answers"
 
 
 def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "llm.jsonl"
     with serving(proposes(*IDEAS[:2]), forever=True) as server:
-        first = proposed(server, tmp_path)
+        first = proposals_from(server, tmp_path)
         exchange, _ = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(exchange + b'{"kind": "outco')  # the process ended when half of the outcome was written
-        assert proposed(server, tmp_path) == first
+        assert proposals_from(server, tmp_path) == first
         assert len(server.requests) == 1
         assert [type(line) for line in read(path)] == [Exchange, AnswerOutcome], (
             "a whole line replaces the incomplete one"
         )
-        proposed(server, tmp_path, run="another")
+        proposals_from(server, tmp_path, run="another")
         assert len(server.requests) == 2
 
 
 def test_a_budget_and_its_counts_are_those_of_all_starts(tmp_path: Path) -> None:
     with serving(proposes(*IDEAS[:2]), says("nothing"), forever=True) as server:
-        proposed(server, tmp_path)
-        later = talk(server, tmp_path, 1500)
+        proposals_from(server, tmp_path)
+        later = chat_with(server, tmp_path, 1500)
         assert str(later.usage) == "1 exchanges, 1 of them in earlier starts, 1000 tokens in, 200 out"
         proposer = LlmProposer(later, Memory(), warn=(warnings := list[str]()).append)
         assert len(proposer.propose(question(), 4)) == 2
         assert proposer.propose(question(), 4) == []
         assert len(server.requests) == 1
         assert "the budget of 1500 tokens is spent, earlier starts included, so nothing more is asked" in warnings[0]
-        assert talk(server, tmp_path, 1500, "another").usage.tokens == 0
+        assert chat_with(server, tmp_path, 1500, "another").usage.tokens == 0
 
 
 def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         model = ModelEnvironment(lambda _: incumbent(), seed=5)
         search.run(
             search.Search(candidates(), incumbent(), kept),
-            LlmProposer(talk(server, folder), Memory(), in_background=in_background),
+            LlmProposer(chat_with(server, folder), Memory(), in_background=in_background),
             executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
             search.SearchLimits(evaluations=6, batch=2, prune=None), RUN,
         )  # fmt: skip
@@ -315,7 +315,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
                 raise Ended
 
         session = test_writing.session(server, folder, [], rounds=2, kernels=2)
-        session.chat, session.store = talk(server, folder, run=RUN), store
+        session.chat, session.store = chat_with(server, folder, run=RUN), store
         session.run_name = RUN
         session.restore(stored)
         session.run()
@@ -348,7 +348,7 @@ def test_a_session_that_ended_after_too_many_fruitless_rounds_asks_again(tmp_pat
     def start(server: Server) -> Session:
         """Starts the session again, with the trials and the transcript of earlier starts."""
         session = test_writing.session(server, tmp_path, trials, rounds=60, kernels=1)
-        session.chat = talk(server, tmp_path, run="writer")
+        session.chat = chat_with(server, tmp_path, run="writer")
         session.run_name, session.say = "writer", heard.append
         session.restore(list(trials))
         session.run()
@@ -373,10 +373,10 @@ def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(chat, "PAUSES", ())
     with serving(writes({"patch": block(LOOP, UNROLLED)})) as server:
         first = test_writing.session(server, tmp_path)
-        first.chat = talk(server, tmp_path, run="writer")
+        first.chat = chat_with(server, tmp_path, run="writer")
         first.run()
     session = test_writing.session(server, tmp_path, rounds=3)
-    session.chat, session.pause = talk(server, tmp_path, run="writer"), lambda _: None
+    session.chat, session.pause = chat_with(server, tmp_path, run="writer"), lambda _: None
     session.restore([])
     assert len(session.run()) == 1, "the attempt of the earlier start is used"
     assert session.unavailable is not None

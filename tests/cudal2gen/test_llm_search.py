@@ -119,7 +119,7 @@ def test_alone_it_is_waited_for() -> None:
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
 
 
-def alone(
+def run_alone(
     talk: Chat, path: Path, in_background: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
     """Runs a search of four evaluations, two at a time, with no other proposer, and appends its trials to ``path``."""
@@ -141,7 +141,7 @@ def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path
     steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
     with serving(limits("300"), limits("600"), *[limits("30")] * 4, *steps, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl", None, clock.pause, clock)
-        contest = alone(talk, tmp_path / "trials.jsonl", in_background, warn=warnings.append)
+        contest = run_alone(talk, tmp_path / "trials.jsonl", in_background, warn=warnings.append)
     assert contest.stop_reason == "4 evaluations"
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
     assert sum(clock.pauses) == 300 + 600 + 4 * 30
@@ -149,7 +149,7 @@ def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path
     waits = "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
     assert waits in warnings[1]
     if not in_background:
-        replayed = alone(Chat(ReplayWire(tmp_path / "t.jsonl")), tmp_path / "again.jsonl")
+        replayed = run_alone(Chat(ReplayWire(tmp_path / "t.jsonl")), tmp_path / "again.jsonl")
         assert [trial.record for trial in replayed.trials] == [trial.record for trial in contest.trials]
 
 
@@ -162,7 +162,7 @@ def test_alone_it_waits_an_hour_at_most_and_for_no_other_failure(step: Step, sec
     clock = Clock()
     with serving(step, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
-        contest = alone(talk, tmp_path / "trials.jsonl")
+        contest = run_alone(talk, tmp_path / "trials.jsonl")
     assert contest.stop_reason == "nothing new was proposed"
     assert sum(clock.pauses) == seconds
 
@@ -171,7 +171,7 @@ def test_the_end_of_a_campaign_ends_waiting(tmp_path: Path) -> None:
     clock = Clock()
     with serving(limits("3000"), forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
-        contest = alone(talk, tmp_path / "trials.jsonl", out_of_time=lambda: clock.now >= 1060)
+        contest = run_alone(talk, tmp_path / "trials.jsonl", out_of_time=lambda: clock.now >= 1060)
     assert contest.stop_reason == "out of time"
     assert sum(clock.pauses) == 60
 
