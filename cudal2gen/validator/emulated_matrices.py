@@ -37,6 +37,9 @@ class EmulatedMatrices:
 
     If the launch is larger than the problem, the rest of A and B is zero, because callers pad with zeros. ``inputs``: a
     kind of ``problems.kinds``. ``packed``: leading dimensions are as short as possible, as users have them.
+
+    ``arguments``, ``batch_arguments`` and ``fused_arguments`` are those of ``OpenKernel.launch``. After the launch,
+    ``products`` has the computed part of D.
     """
 
     def __init__(
