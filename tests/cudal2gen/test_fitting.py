@@ -165,8 +165,8 @@ def legal_neighbour(record: Record, records: list[Record], rng: random.Random) -
 def draws(count: int) -> list[tuple[Record, Fields]]:
     """Records of the catalog, each with one or two values of another legal record, which may break a rule."""
     rng, records = random.Random(20), catalog.load()
-    edits: list[tuple[Record, Fields]] = []
-    while len(edits) < count:
+    illegal: list[tuple[Record, Fields]] = []
+    while len(illegal) < count:
         record = rng.choice(records)
         if (target := legal_neighbour(record, records, rng)) is None:
             continue
@@ -176,8 +176,8 @@ def draws(count: int) -> list[tuple[Record, Fields]]:
         named = {name: after[name] for name in names}
         # Half of such edits are legal already. A fit is needed for the other half.
         if with_values(record, named).broken_rules():
-            edits.append((record, named))
-    return edits
+            illegal.append((record, named))
+    return illegal
 
 
 @pytest.mark.slow

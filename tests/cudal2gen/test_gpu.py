@@ -502,7 +502,9 @@ def in_memory(device: EmulatedDevice, operands: Operands) -> Operands:
     [FUSED, small(fusion="alpha+bias_m+residual+relu", padding="pad", m=61, n=59, k=250), BATCHED],
     ids=["fused", "fused padded", "batched"],
 )
-def test_operands_off_16_bytes_are_copied(record: Record, device: EmulatedDevice, library: Path) -> None:
+def test_operands_that_are_not_aligned_to_16_bytes_are_copied(
+    record: Record, device: EmulatedDevice, library: Path
+) -> None:
     products = 2 if record.batched else 1
     (operands,) = draw(record.problem, 1, torch.Generator().manual_seed(1), "cpu", products)
     placed = in_memory(device, operands)

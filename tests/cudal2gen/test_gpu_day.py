@@ -95,7 +95,7 @@ def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
     assert tests.command(Path("out"), "h100", 1)[-1] == "not sanitizer"
 
 
-def test_no_step_names_a_card_or_leaves_a_brace() -> None:
+def test_steps_have_no_unfilled_placeholder_and_name_no_other_card() -> None:
     for step in PLAN:
         (whole,) = {" ".join(step.command(Path("out"), gpu, 30)).replace(gpu, "CARD") for gpu in gpu_day.CARDS}
         assert "{" not in whole
