@@ -230,10 +230,10 @@ def pack(archive: Path, steps: Sequence[str]) -> None:
     from cudal2gen.generation import compiler
     from cudal2gen.launch.gpu import STAND_IN
     from kernelproof.ground import toolchain
-    from tests.cudal2gen.on_gpu_kernels import kernels, served
+    from tests.cudal2gen.on_gpu_kernels import kernels, nearest_records
 
     records = Selection(everything=True, gpu="h200", acc="any").records()
-    records += served("h200")
+    records += nearest_records("h200")
     if "A100 records" in steps:
         records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100")
     if {"tests", "sanitizer"} & {*steps}:

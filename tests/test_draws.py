@@ -28,7 +28,7 @@ def test_alone(): pass
 """
 
 
-def collected(folder: Path, *arguments: str, profile: str = "ci") -> list[str]:
+def collect(folder: Path, *arguments: str, profile: str = "ci") -> list[str]:
     """The names of the cases that pytest collects of CASES with the settings of this checkout."""
     root = Path(__file__).parents[1]
     (folder / "test_cases.py").write_text(CASES)
@@ -48,7 +48,7 @@ def collected(folder: Path, *arguments: str, profile: str = "ci") -> list[str]:
 @pytest.mark.slow
 def test_a_case_in_three_is_taken(arguments: tuple[str, ...], profile: str, number: int, tmp_path: Path) -> None:
     """The profile ``thorough`` takes all cases, and a case that -k selects is always taken."""
-    names = collected(tmp_path, *arguments, profile=profile)
+    names = collect(tmp_path, *arguments, profile=profile)
     assert len(names) == number, names
     if not arguments and profile == "ci":
         assert names == [*(f"test_cases[case{case}]" for case in (0, 3, 6)), "test_others[0]", "test_alone"]
@@ -57,12 +57,12 @@ def test_a_case_in_three_is_taken(arguments: tuple[str, ...], profile: str, numb
 CONSTANT = 918273645  # a number that no other module has
 
 
-def drawn() -> list[int]:
+def draw_numbers() -> list[int]:
     """A few hundred numbers as a test draws them."""
     numbers: list[int] = []
 
     @settings(max_examples=30, database=None)
-    @given(st.lists(st.integers(0, 10**12 + len(drawn.__name__)), min_size=20, max_size=20))
+    @given(st.lists(st.integers(0, 10**12), min_size=20, max_size=20))
     def draw(values: list[int]) -> None:
         numbers.extend(values)
 
@@ -73,9 +73,9 @@ def drawn() -> list[int]:
 def test_modules_that_other_tests_import_change_no_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default Hypothesis also draws constants of imported modules, here a hundred numbers."""
     path = tmp_path / "imported.py"
-    before = drawn()
+    before = draw_numbers()
     path.write_text(f"NUMBERS = [{', '.join(str(CONSTANT + number) for number in range(100))}]\n")
     spec = importlib.util.spec_from_file_location("imported", path)
     assert spec is not None
     monkeypatch.setitem(sys.modules, "imported", importlib.util.module_from_spec(spec))
-    assert drawn() == before
+    assert draw_numbers() == before

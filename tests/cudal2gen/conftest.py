@@ -22,7 +22,7 @@ __all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
 # Compiled kernels outlive a clone: they are cached by content, outside of it, unless the caller says where.
 os.environ.setdefault("CUDAL2GEN_BUILD_DIR", str(places.user_cache() / "test-build"))
 
-REHEARSED = 1  # most cases of a test that run on a stand-in for a card
+REHEARSED = 1  # how many cases of a test run on a stand-in for a card
 LEFT_OUT = pytest.StashKey[str]()  # the line of the summary about tests that need a GPU
 # The module with the operators' dispatcher. It imports torch, so it is looked up only if it is loaded.
 DISPATCH = "cudal2gen.operators.dispatch"

@@ -32,7 +32,7 @@ def branches(text: str) -> Iterator[tuple[int, str]]:
         yield tag.start(), tag.group(0)
 
 
-def marked(name: str, text: str) -> tuple[str, list[str]]:
+def with_marks(name: str, text: str) -> tuple[str, list[str]]:
     """The template with marks that report which of its branches are taken, and the names of all marks.
 
     A mark is a call of ``took`` behind each tag. An if without else gets an else with a mark, "not so".
@@ -63,13 +63,13 @@ def marked(name: str, text: str) -> tuple[str, list[str]]:
     return "".join([*out, text[end:]]), marks
 
 
-def taken(checkout: Path) -> tuple[dict[str, set[str]], list[str]]:
+def branches_by_path(checkout: Path) -> tuple[dict[str, set[str]], list[str]]:
     """The branches of the templates that each path takes, and all branches."""
     folder = checkout / "templates"
     texts, known = {}, []
     for path in sorted([*folder.glob("*.cu.j2"), *(folder / "macros").glob("*.j2")]):
         name = str(path.relative_to(folder))
-        texts[name], marks = marked(name, path.read_text())
+        texts[name], marks = with_marks(name, path.read_text())
         known += marks
     now: set[str] = set()
 
@@ -103,8 +103,9 @@ def of_family(shown: Mapping[str, set[Any]]) -> dict[str, set[Hashable]]:
     return {name: {(PATHS[name].family, feature) for feature in features} for name, features in shown.items()}
 
 
-def covering(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> list[str]:
-    """Paths that together with the chosen ones show all features, by the greedy algorithm for set cover."""
+def cover(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> list[str]:
+    """Paths that together with the chosen ones show all features, by the greedy algorithm for set cover. ``shown``: the
+    features of each path."""
     left = set().union(*shown.values()).difference(*(shown[name] for name in chosen))
     out: list[str] = []
     while left:
@@ -115,12 +116,12 @@ def covering(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> 
 
 def sets(checkout: Path) -> tuple[list[str], list[str]]:
     """The paths that cover every branch, and further paths that cover every value of a field."""
-    branches = taken(checkout)[0]
-    first = covering(of_family(branches))
+    branches = branches_by_path(checkout)[0]
+    first = cover(of_family(branches))
     shown = {name: {*branches[name], *values(record)} for name, record in PATHS.items()}
-    return first, covering(of_family(shown), first)
+    return first, cover(of_family(shown), first)
 
 
 def renew(checkout: Path) -> None:
-    """Write ``FILE``."""
+    """Writes ``FILE``."""
     FILE.write_text("\n".join("".join(f"{name}\n" for name in part) for part in sets(checkout)))

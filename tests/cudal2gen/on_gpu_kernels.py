@@ -33,16 +33,16 @@ def kernels() -> list[Record]:
 SIZE_COUNT, TN_COUNT, NN_COUNT = 200, 24, 4
 
 
-def sampled() -> list[tuple[int, int, int]]:
+def sampled_sizes() -> list[tuple[int, int, int]]:
     """Sizes (m, n, k) that the catalog lacks: m is a small, often odd batch, and (n, k) the shape of a real layer's
     weight."""
     rng = random.Random(0)
     return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SIZE_COUNT)]
 
 
-def served(gpu: str) -> list[Record]:
+def nearest_records(gpu: str) -> list[Record]:
     """Records for a few of the sampled problems, with B stored both ways."""
     records = catalog.load()
-    tn = [Problem(gpu=gpu, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:TN_COUNT]]
+    tn = [Problem(gpu=gpu, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled_sizes()[:TN_COUNT]]
     nn = [problem.model_copy(update={"layout": "nn"}) for problem in tn[:NN_COUNT]]
     return [catalog.nearest(problem, records).record for problem in [*tn, *nn]]

@@ -37,7 +37,7 @@ from tests.cudal2gen.racing import (  # noqa: E402
     process,
     store,
 )
-from tests.cudal2gen.test_fused_operators import GATES, activated, close, normal_half, record  # noqa: E402
+from tests.cudal2gen.test_fused_operators import GATES, activate, check_close, normal_half, record  # noqa: E402
 from tests.cudal2gen.test_grouped_operators import ends_on  # noqa: E402
 
 __all__ = ["store"]  # a fixture
@@ -214,8 +214,8 @@ def test_fused_products_race_against_torchs_own(
 ) -> None:
     x, weight, bias = normal_half(device, 2, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     z = x.double() @ weight.double().mT
-    close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
-    close(cudal2gen.linear(x, weight, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    check_close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
+    check_close(cudal2gen.linear(x, weight, bias, activation="silu"), activate(z + bias.double(), "silu"), 4)
     assert summary() == ["2_48_64 bias_n x1 torch.unfused", "2_48_64 bias_n+silu x1 torch.unfused"]
     assert once.stats()["kernel"] == {BIAS.name: 1, SILU.name: 1}
     assert "bias_n+silu was measured: 1.500x" in cudal2gen.explain(cudal2gen.linear, x, weight, bias, activation="silu")
@@ -227,7 +227,7 @@ def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
 ) -> None:
     clock.times_us = dict(FAST) | {BIAS.name: 400.0}
     x, weight, bias = normal_half(device, 6, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
-    close(cudal2gen.linear(x, weight, bias), x.double() @ weight.double().mT + bias.double(), 4)
+    check_close(cudal2gen.linear(x, weight, bias), x.double() @ weight.double().mT + bias.double(), 4)
     assert [row.split()[0] for row in summary()] == ["8_48_64", "8_48_64", "5_48_64"]
     assert once.stats()["kernel"] == once.stats()["by_bucket"] == {PREDICATED.name: 1}
 
@@ -240,14 +240,14 @@ def test_gates_and_second_outputs_race(
     x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     w13 = device.empty(80, 64).copy_(cudal2gen.interleave(w1, w3))
     x_grad = device.empty(2, 64).copy_(x).requires_grad_()
-    expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
+    expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
     with process(opened, Timed(device, clock), mode) as dispatcher:
         for call in (
             lambda: cudal2gen.swiglu(x, w13), lambda: cudal2gen.swiglu(x_grad, w13).detach(),
             lambda: gated_pair(x, w1, w3, "silu"),
         ):  # fmt: skip
             for _ in range(1 if mode == "once" else 60):
-                close(call(), expected, 8)
+                check_close(call(), expected, 8)
         assert len(summary()) == 2, "a pair is one product with its weights interleaved"
         assert {row.split()[1] for row in summary()} == {"silu+gate", "aux+silu+gate"}
         assert dispatcher.stats()["torch"].keys() <= {"fusion or batch not measured, plain not faster"}
@@ -264,12 +264,12 @@ def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
     """Copies of a gate's weights are kept current by the weights' versions, which tensors made in inference mode
     lack."""
     x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
-    expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
+    expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
     with process(opened, Timed(device, clock), "background"), warnings.catch_warnings():
         warnings.simplefilter("error")
         for number in range(60):
             with torch.enable_grad() if number % 3 == 2 else inner():
-                close(gated_pair(x, w1, w3, "silu"), expected, 8)
+                check_close(gated_pair(x, w1, w3, "silu"), expected, 8)
     assert len(summary()) == 1
     assert Store(A100).first_runs.banned() == set()
 

@@ -123,14 +123,14 @@ def kernel(record: object) -> TableKernel:
 def test_a_table_serves_another_card_without_its_measurements() -> None:
     own = table(kernel(wgmma()), kernel(small(gpu="h200", acc="f32", m=96, n=96, k=64)))
     assert own.on(card_of("h200")) is own
-    there = own.on(CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114))
-    assert ([each.digest for each in there.kernels], there.rows) == ([each.digest for each in own.kernels], [])
+    on_h100 = own.on(CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114))
+    assert ([each.digest for each in on_h100.kernels], on_h100.rows) == ([each.digest for each in own.kernels], [])
     problem = own.kernels[1].record.problem
     operands = LaunchOperands.packed("tn", own.kernels[1].sizes)
     assert own.choose(problem, operands).kernel == 1
-    choice = there.choose(problem, operands)
+    choice = on_h100.choose(problem, operands)
     assert (choice.kernel, choice.short) == (None, "nothing was measured on this card; the kernels are h200's")
-    assert there.choose(problem, operands, "kernel").kernel == 1
+    assert on_h100.choose(problem, operands, "kernel").kernel == 1
     for capability, families in (((10, 0), []), ((8, 0), []), ((9, 0), ["sm90_wgmma", "sm80_multistage"])):
         card = CardFacts.of("NVIDIA Alien", capability, 100)
         assert [each.fields["family"] for each in own.on(card).kernels] == families, capability
@@ -140,8 +140,8 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
         ("NVIDIA GB10", (12, 1), 48, [small(gpu="rtx5090", acc="f32"), warp_mma()], ["sm_120", "sm_120f"]),
         ("NVIDIA Thor", (11, 0), 20, [small(gpu="b200", acc="f32"), tcgen05()], []),
     ):
-        later = table(*map(kernel, records)).on(CardFacts.of(name, capability, sms))
-        assert [each.record.arch for each in later.kernels] == able, name
+        served = table(*map(kernel, records)).on(CardFacts.of(name, capability, sms))
+        assert [each.record.arch for each in served.kernels] == able, name
 
 
 @pytest.mark.parametrize(("record", "capability"), OF_FAMILIES, ids=["B300", "GB10"])

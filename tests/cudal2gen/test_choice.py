@@ -67,7 +67,7 @@ WHOLE = small(acc="f32", m=96, n=96, k=64)
         (small(bake=["k"], k=192, padding="predicate"), (5, 56, 192), (5, 56, 192), "..."),
     ],
 )
-def test_other_sizes_by_the_same_binary(
+def test_one_binary_serves_other_sizes(
     record: Record, sizes: tuple[int, int, int], launched: tuple[int, int, int], copied: str
 ) -> None:
     answer = use(record, *sizes)
@@ -84,7 +84,7 @@ def test_other_sizes_by_the_same_binary(
         (WHOLE, (1 << 24, 1 << 24, 64)),
     ],
 )
-def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, int, int]) -> None:
+def test_some_sizes_a_binary_does_not_serve(record: Record, sizes: tuple[int, int, int]) -> None:
     assert use(record, *sizes) is None
 
 
@@ -100,7 +100,7 @@ def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, in
         (small(acc="f32", layout="nn", bake=["k"], k=128), Matrix(128), Matrix(72), Matrix(72), (False, False, False)),
     ],
 )
-def test_operands_that_do_not_lie_as_the_kernel_asks(
+def test_operands_that_do_not_lie_as_the_kernel_asks_are_copied(
     record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
 ) -> None:
     answer = use(record, 64, 64, 128, LaunchOperands(a, b, d))
@@ -256,7 +256,7 @@ def test_other_layouts_and_accumulators_have_no_kernels() -> None:
         assert answer.reason.endswith(f" a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}")
 
 
-def test_on_request_the_nearest_kernel_a_copy_counted_as_an_octave() -> None:
+def test_on_request_the_nearest_kernel_is_taken_and_a_copy_counts_as_an_octave() -> None:
     both = table({}, [PREDICATED, WHOLE])
     assert ask(both, 96, 96, 64, prefer="kernel").kernel == 1
     assert ask(both, 90, 96, 64, prefer="kernel").kernel == 1, "two copies, the other is three octaves farther"
@@ -384,7 +384,7 @@ def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[resu
     return measurements
 
 
-def tabled(records: list[Record], measurements: list[results.Measurement], **more: Any) -> Table:
+def h200_table(records: list[Record], measurements: list[results.Measurement], **more: Any) -> Table:
     """The table of an H200's records and measurements."""
     return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, measurements), **more)
 
@@ -395,39 +395,39 @@ EVEN = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3
 
 
 def test_the_worst_state_against_what_torch_calls_counts() -> None:
-    (only,) = tabled([RECORD], campaign(RECORD, EVEN)).rows
+    (only,) = h200_table([RECORD], campaign(RECORD, EVEN)).rows
     assert only.kernel == 0
     assert only.speedup == pytest.approx((1.1, 1.1, 1.1), abs=0.001)
     assert only.state == "hot L2, torch.matmul"
     assert (only.us, only.vendor_us) == pytest.approx((10.0, 11.0))
-    (worse,) = tabled([RECORD], campaign(RECORD, EVEN | {"cublas-tn cold": 0.9})).rows
+    (worse,) = h200_table([RECORD], campaign(RECORD, EVEN | {"cublas-tn cold": 0.9})).rows
     assert worse.state == "cold L2, cublas-tn", "torch.matmul of a transposed B is cuBLAS's own"
     assert not worse.wins
-    (other,) = tabled([RECORD], campaign(RECORD, EVEN | {"cublas-nn cold": 0.5})).rows
+    (other,) = h200_table([RECORD], campaign(RECORD, EVEN | {"cublas-nn cold": 0.5})).rows
     assert other.wins, "another layout's time is no rival"
 
 
 def test_measurements_that_do_not_count() -> None:
-    assert tabled([RECORD], campaign(RECORD, {"cublas-tn cold": 1.2})).rows == [], "torch.matmul was not there"
-    assert tabled([RECORD], campaign(RECORD, EVEN, protocol="offline")).rows == []
-    assert tabled([RECORD], campaign(RECORD, EVEN, gpu="h100")).notes
+    assert h200_table([RECORD], campaign(RECORD, {"cublas-tn cold": 1.2})).rows == [], "torch.matmul was not there"
+    assert h200_table([RECORD], campaign(RECORD, EVEN, protocol="offline")).rows == []
+    assert h200_table([RECORD], campaign(RECORD, EVEN, gpu="h100")).notes
     environment = measured.H200.model_copy(update={"gpu": "h100"})
     measurements = results.Measurements({environment.id: environment}, campaign(RECORD, EVEN))
     assert tabulate("h200", [RECORD], measurements).rows == [], "another card's"
-    unknown = tabled([small(gpu="h200", acc="f32", stages=4)], campaign(RECORD, EVEN))
+    unknown = h200_table([small(gpu="h200", acc="f32", stages=4)], campaign(RECORD, EVEN))
     assert unknown.rows == []
     assert unknown.notes == ["1 measured kernels are not among these, or were compiled otherwise"]
-    assert tabled([RECORD], campaign(RECORD, EVEN), digest=lambda _: "e").rows == [], "another compiler's binary"
-    assert len(tabled([RECORD], campaign(RECORD, EVEN), digest=lambda _: "d").rows) == 1
+    assert h200_table([RECORD], campaign(RECORD, EVEN), digest=lambda _: "e").rows == [], "another compiler's binary"
+    assert len(h200_table([RECORD], campaign(RECORD, EVEN), digest=lambda _: "d").rows) == 1
 
 
 def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
     again = campaign(RECORD, EVEN) + campaign(RECORD, dict.fromkeys(EVEN, 0.8))
-    assert not tabled([RECORD], again).rows[0].wins
+    assert not h200_table([RECORD], again).rows[0].wins
     # Two records for one problem, like those that a tuner measures.
     better = small(gpu="h200", acc="f32", stages=4)
     both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
-    (only,) = tabled([RECORD, better], both).rows
+    (only,) = h200_table([RECORD, better], both).rows
     assert only.kernel == 1
 
 
@@ -442,7 +442,7 @@ def test_fused_and_batched_measurements_have_rivals_of_their_own() -> None:
         *campaign(batched, products, batch="strided", products=4),
         *campaign(batched, dict.fromkeys(products, 0.8), batch="strided", products=8),
     ]
-    rows = tabled([RECORD, fused, batched], measurements).rows
+    rows = h200_table([RECORD, fused, batched], measurements).rows
     states = {(row.fusion.text, row.products, row.state, round(row.speedup[1], 3)) for row in rows}
     assert states == {
         ("none", 1, "hot L2, torch.matmul", 1.1),
@@ -459,11 +459,11 @@ def test_fused_and_batched_measurements_have_rivals_of_their_own() -> None:
         (None, "strided", 4),
         (None, "strided", 8),
     ]
-    assert tabled([fused], campaign(fused, {"torch.matmul cold": 1.3}, fusion="bias_n")).rows == []
+    assert h200_table([fused], campaign(fused, {"torch.matmul cold": 1.3}, fusion="bias_n")).rows == []
 
 
 def test_a_table_is_what_was_dumped() -> None:
-    own = tabled([RECORD], campaign(RECORD, EVEN))
+    own = h200_table([RECORD], campaign(RECORD, EVEN))
     again = Table.load(own.dump())
     assert again.dump() == own.dump()
     assert isinstance(again.rows[0], Row)

@@ -66,15 +66,15 @@ def hanging_nvcc(counting_nvcc: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
+def single_builds(tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
     """A record of each family, built alone, in a folder that the processes of a run share."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "built-alone"
     return [compiler.build([record], build_dir=folder)[0] for record in FAMILIES]
 
 
-def copied(artifact: Artifact, build_dir: Path) -> Artifact:
-    """Copy an artifact to another build folder, which a test may then change."""
+def copy_of(artifact: Artifact, build_dir: Path) -> Artifact:
+    """Copies an artifact to another build folder, which a test may then change."""
     return replace(artifact, directory=Path(shutil.copytree(artifact.directory, build_dir / artifact.digest)))
 
 
@@ -91,7 +91,7 @@ def contents(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_prebuilt_kernels_are_found_without_their_compiler(
-    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    single_builds: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of versions stands for a compiler that was used elsewhere. If these are the versions of this machine's
     compiler, it is used."""
@@ -108,7 +108,7 @@ def test_prebuilt_kernels_are_found_without_their_compiler(
         compiler.build(RECORDS[:2], build_dir=tmp_path / "empty", tools=tools)
     with pytest.raises(ToolchainError, match="the launcher: not in"):
         compiler.launcher(build_dir=tmp_path / "empty", tools=tools)
-    shutil.copytree(alone[0].directory, tmp_path / "build" / elsewhere)
+    shutil.copytree(single_builds[0].directory, tmp_path / "build" / elsewhere)
     assert compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=tools)[0].digest == elsewhere
     versions.write_text(json.dumps(here.versions))
     assert toolchain.discover().compiles
@@ -118,7 +118,7 @@ def test_prebuilt_kernels_are_found_without_their_compiler(
 
 
 @pytest.mark.slow
-def test_a_build_leaves_whole_directories_and_nothing_else(alone: list[Artifact], tmp_path: Path) -> None:
+def test_a_build_leaves_whole_directories_and_nothing_else(single_builds: list[Artifact], tmp_path: Path) -> None:
     """This holds for a batch, which gives the same files as builds of single kernels."""
     reports: list[tuple[int, int]] = []
     artifacts = compiler.build(
@@ -147,16 +147,16 @@ def test_a_build_leaves_whole_directories_and_nothing_else(alone: list[Artifact]
         assert 16 <= artifact.ptxas.registers <= 255
     assert reports[0] == (0, 4)
     assert reports[-1] == (4, 4)
-    for single, batched in zip(alone, artifacts[::2], strict=True):
+    for single, batched in zip(single_builds, artifacts[::2], strict=True):
         for name in FILES:
             assert (single.directory / name).read_bytes() == (batched.directory / name).read_bytes(), name
 
 
 @pytest.mark.slow
 def test_what_is_built_is_not_built_again(
-    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    single_builds: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = [copied(alone[0], tmp_path)]
+    first = [copy_of(single_builds[0], tmp_path)]
     monkeypatch.setattr(compiler, "_ninja", lambda *_: pytest.fail("compiled again"))
     assert compiler.build(RECORDS[:1], build_dir=tmp_path) == first
     assert compiler.find(RECORDS[0], build_dir=tmp_path) == first[0]
@@ -164,8 +164,8 @@ def test_what_is_built_is_not_built_again(
 
 
 @pytest.mark.slow
-def test_no_path_and_no_time_enters_the_files(alone: list[Artifact]) -> None:
-    artifact = alone[0]
+def test_no_path_and_no_time_enters_the_files(single_builds: list[Artifact]) -> None:
+    artifact = single_builds[0]
     folder = str(artifact.directory.parent)
     for name in FILES - {"kernel.cubin"}:
         assert folder not in (artifact.directory / name).read_text()
@@ -174,8 +174,8 @@ def test_no_path_and_no_time_enters_the_files(alone: list[Artifact]) -> None:
 
 
 @pytest.mark.slow
-def test_line_information_points_into_the_kernels_own_text(alone: list[Artifact]) -> None:
-    artifact = alone[1]
+def test_line_information_points_into_the_kernels_own_text(single_builds: list[Artifact]) -> None:
+    artifact = single_builds[1]
     source = artifact.source.read_text().splitlines()
     lines = artifact.ptx.read_text().splitlines()
     index = next(i for i, line in enumerate(lines) if "cp.async.wait_" in line)
@@ -242,8 +242,8 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, hanging_
 
 
 @pytest.mark.slow
-def test_a_directory_without_its_report_is_no_kernel(alone: list[Artifact], tmp_path: Path) -> None:
-    artifact = copied(alone[0], tmp_path)
+def test_a_directory_without_its_report_is_no_kernel(single_builds: list[Artifact], tmp_path: Path) -> None:
+    artifact = copy_of(single_builds[0], tmp_path)
     for name, text in [
         ("ptxas.json", "{"),
         ("ptxas.json", "{}"),
@@ -376,12 +376,12 @@ def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_the_environment_cannot_change_a_kernel_unseen(
-    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    single_builds: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")
     monkeypatch.setenv("CPATH", "/nowhere")
     changed = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
-    assert changed.ptx.read_bytes() == alone[0].ptx.read_bytes()
+    assert changed.ptx.read_bytes() == single_builds[0].ptx.read_bytes()
 
 
 @pytest.mark.thorough

@@ -79,7 +79,7 @@ def sequential() -> Any:
     )
 
 
-# A model, and the layers that are fused into one call each.
+# By name: a model, and the layers that are fused into one call each.
 MODELS = {
     "sequential": (sequential, "0, 1; 2, 3"),
     "chain": (Chain, "fc1, act"),
@@ -94,7 +94,7 @@ def x() -> Any:
     return torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
-def built(make: Any) -> Any:
+def build(make: Any) -> Any:
     """A model in bf16 with equal weights at each call."""
     torch.manual_seed(0)
     return make().bfloat16().eval()
@@ -105,7 +105,7 @@ def built(make: Any) -> Any:
 def test_what_is_fused_computes_the_same(name: str, dtype: str, x: Any) -> None:
     make, what = MODELS[name]
     kind = getattr(torch, dtype)
-    model, x = built(make).to(kind), x.to(kind)
+    model, x = build(make).to(kind), x.to(kind)
     before, state = model(x), list(model.state_dict())
     done = cudal2gen.patch(model, fuse=True)
     assert done.fused == {"": what}
@@ -135,7 +135,7 @@ def test_each_fused_pair_is_one_operator(x: Any) -> None:
             calls.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    model = nn.ModuleList([built(make) for make, _ in MODELS.values()])
+    model = nn.ModuleList([build(make) for make, _ in MODELS.values()])
     cudal2gen.patch(model, fuse=True)
     with torch.no_grad(), Watch():
         for part in model:
@@ -155,7 +155,7 @@ def unsupported_activation() -> Any:
     "make", [MisnamedChildren, DataDependent, lambda: Gated(bias=True), lambda: Gated(inner=44), unsupported_activation]
 )
 def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
-    model = built(make)
+    model = build(make)
     before = model(x)
     assert cudal2gen.patch(model, fuse=True).fused == {}
     torch.testing.assert_close(model(x), before, atol=0.02, rtol=0.02)
@@ -183,7 +183,7 @@ def test_the_input_may_be_given_by_its_name(name: str, fuse: bool, x: Any) -> No
 def test_training_is_as_before(name: str, x: Any) -> None:
     """Gradients, an optimizer's steps, load_state_dict and conversions take effect in the fused layers."""
     make, _ = MODELS[name]
-    plain, fused = built(make), built(make)
+    plain, fused = build(make), build(make)
     cudal2gen.patch(fused, fuse=True)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, fused)]
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_training_is_as_before(name: str, x: Any) -> None:
         for own, other in zip(fused.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(own.grad, other.grad, atol=0.02, rtol=0.1)
     torch.testing.assert_close(fused(x), plain(x), atol=0.03, rtol=0.03)
-    fresh = built(make)
+    fresh = build(make)
     fused.load_state_dict(fresh.state_dict())
     torch.testing.assert_close(fused(x), fresh(x), atol=0.02, rtol=0.02)
     assert fused.float()(x.float()).dtype == torch.float32
@@ -208,7 +208,7 @@ def test_training_is_as_before(name: str, x: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hooks_of_what_is_fused_are_called(name: str, x: Any) -> None:
-    model = built(MODELS[name][0])
+    model = build(MODELS[name][0])
     cudal2gen.patch(model, fuse=True)
     fused = model(x)
     for child in model.children():
@@ -237,7 +237,7 @@ def test_hooks_of_what_is_fused_are_called(name: str, x: Any) -> None:
 
 def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
     derived.DERIVED.clear()  # entries of other tests' models
-    model = built(Gated).requires_grad_(False)
+    model = build(Gated).requires_grad_(False)
     cudal2gen.patch(model, fuse=True)
     x.requires_grad_()
     model(x).sum().backward()
@@ -254,7 +254,7 @@ def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fused_model_compiles_and_is_not_scripted(name: str, x: Any) -> None:
-    model = built(MODELS[name][0])
+    model = build(MODELS[name][0])
     cudal2gen.patch(model, fuse=True)
     torch._dynamo.reset()
     with torch.no_grad():

@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype or torch.bfloat16)
 
 
-def activated(z: Any, activation: str) -> Any:
+def activate(z: Any, activation: str) -> Any:
     """The activation of z, by its formula."""
     if activation == "relu":
         return z.clamp(min=0)
@@ -48,7 +48,7 @@ def activated(z: Any, activation: str) -> Any:
     return 0.5 * z * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
 
 
-def close(own: Any, reference: Any, scale: float = 1.0) -> None:
+def check_close(own: Any, reference: Any, scale: float = 1.0) -> None:
     """Checks that two tensors agree within four roundings of the first one's type. ``scale``: the magnitude of the
     numbers that were added up, as a result near zero has their rounding errors, too."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
@@ -66,16 +66,16 @@ def test_a_layer_and_its_derivative(activation: str, dtype: str) -> None:
     for bias in (tensors[2], None):
         own = [tensor.clone().requires_grad_() for tensor in tensors[:2]] + ([] if bias is None else [bias.clone()])
         wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in own]
-        expected = activated(torch.nn.functional.linear(*wide), activation)
+        expected = activate(torch.nn.functional.linear(*wide), activation)
         assert cudal2gen.linear(*(tensor.detach() for tensor in own), activation=activation).dtype == kind
-        close(cudal2gen.linear(*(t.detach() for t in own), activation=activation), expected.detach(), 4)
+        check_close(cudal2gen.linear(*(t.detach() for t in own), activation=activation), expected.detach(), 4)
         d = cudal2gen.linear(*own, activation=activation)
-        close(d.detach(), expected.detach(), 4)
+        check_close(d.detach(), expected.detach(), 4)
         grad = normal(*d.shape, seed=3, dtype=kind)
         d.backward(grad)
         expected.backward(grad.double())
         for tensor, reference in zip(own[:2], wide[:2], strict=True):
-            close(tensor.grad, reference.grad, 8)
+            check_close(tensor.grad, reference.grad, 8)
 
 
 @pytest.mark.parametrize("name", ["fused_linear", "fused_linear_aux"])
@@ -86,23 +86,23 @@ def test_sums_are_kept_or_computed_again(name: str) -> None:
     for gate in (False, True):
         wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
         z = torch.nn.functional.linear(*wide)
-        d = activated(z, "silu")
+        d = activate(z, "silu")
         if gate:
             z1, z3 = epilogues.split_columns(z)
-            d = activated(z1, "silu") * z3
+            d = activate(z1, "silu") * z3
         answers = operator(*tensors, "silu", gate)
         answers, references = (answers, (d, z)) if name.endswith("aux") else ((answers,), (d,))
         for answer, reference in zip(answers, references, strict=True):
-            close(answer.detach(), reference.detach(), 8)
+            check_close(answer.detach(), reference.detach(), 8)
             grad = normal(*answer.shape, seed=3)
             own = torch.autograd.grad(answer, tensors[:2], grad, retain_graph=True)
             expected = torch.autograd.grad(reference, wide[:2], grad.double(), retain_graph=True)
             for tensor, exact in zip(own, expected, strict=True):
-                close(tensor, exact, 16)
+                check_close(tensor, exact, 16)
         both = torch.autograd.grad([answer.float().sum() for answer in answers], tensors[:2])
         expected = torch.autograd.grad([reference.sum() for reference in references], wide[:2])
         for tensor, exact in zip(both, expected, strict=True):
-            close(tensor, exact, 16)
+            check_close(tensor, exact, 16)
 
 
 def test_swiglu_and_its_derivative() -> None:
@@ -121,21 +121,21 @@ def test_swiglu_and_its_derivative() -> None:
     own = [tensor.clone().requires_grad_() for tensor in (x, w13)]
     pair = [tensor.clone().requires_grad_() for tensor in (x, w1, w3)]
     wide = [tensor.double().requires_grad_() for tensor in (x, w1, w3)]
-    expected = activated(wide[0] @ wide[1].mT, "silu") * (wide[0] @ wide[2].mT)
+    expected = activate(wide[0] @ wide[1].mT, "silu") * (wide[0] @ wide[2].mT)
     grad = normal(2, 3, 24, seed=3)
     expected.backward(grad.double())
     for d in (cudal2gen.swiglu(x, w13), fused_operators.gated_pair(x, w1, w3, "silu"), cudal2gen.swiglu(*own),
               fused_operators.gated_pair(*pair, "silu"), torch.ops.cudal2gen.gated_pair(*pair, "silu")):  # fmt: skip
-        close(d.detach(), expected.detach(), 16)
+        check_close(d.detach(), expected.detach(), 16)
         if d.requires_grad:
             d.backward(grad)
     for tensor in (own[1], pair[1], pair[2]):
         assert tensor.grad is not None
     for reference, gradient in zip(wide[1:], cudal2gen.deinterleave(own[1].grad), strict=True):
-        close(gradient, reference.grad, 32)
-    close(own[0].grad, wide[0].grad, 32)
+        check_close(gradient, reference.grad, 32)
+    check_close(own[0].grad, wide[0].grad, 32)
     for reference, tensor in zip(wide, pair, strict=True):
-        close(tensor.grad / 2, reference.grad, 32)
+        check_close(tensor.grad / 2, reference.grad, 32)
 
 
 def test_transforms_and_second_derivatives() -> None:
@@ -148,8 +148,8 @@ def test_transforms_and_second_derivatives() -> None:
         return d * cudal2gen.swiglu(x, cudal2gen.interleave(w1, w3)) + fused_operators.gated_pair(d, w3, w1, "silu")
 
     def reference(x: Any, w1: Any, w3: Any, bias: Any) -> Any:
-        d = activated(x @ w1.mT + bias, "gelu")
-        return d * activated(x @ w1.mT, "silu") * (x @ w3.mT) + activated(d @ w3.mT, "silu") * (d @ w1.mT)
+        d = activate(x @ w1.mT + bias, "gelu")
+        return d * activate(x @ w1.mT, "silu") * (x @ w3.mT) + activate(d @ w3.mT, "silu") * (d @ w1.mT)
 
     arguments = x, w1, w3, bias
 
@@ -183,7 +183,7 @@ def test_any_number_of_rows(shape: tuple[int, ...]) -> None:
         assert d.is_contiguous()
     strange = weight.t().contiguous().t(), weight[::2], weight.expand(2, 16, 40)[1], weight.flip(1)
     for other in strange:
-        close(cudal2gen.linear(x, other, activation="relu"), activated(x.double() @ other.double().mT, "relu"), 8)
+        check_close(cudal2gen.linear(x, other, activation="relu"), activate(x.double() @ other.double().mT, "relu"), 8)
     empty = cudal2gen.linear(x[..., :0], weight[:, :0], weight[:, 0], activation="relu")
     assert torch.equal(empty, weight[:, 0].relu().expand(empty.shape))
     assert cudal2gen.swiglu(x, weight[:0]).shape == (*shape[:-1], 0)
@@ -240,11 +240,11 @@ def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.
     x, weight = normal_half(device, 2, 17, 64), normal_half(device, 40, 64, seed=1)
     bias = normal_half(device, 40, seed=2)
     z = x.double() @ weight.double().mT
-    close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
-    close(cudal2gen.linear(x, weight, activation="silu"), activated(z, "silu"), 4)
-    close(cudal2gen.linear(x, weight, bias, activation="gelu"), activated(z + bias.double(), "gelu"), 4)
+    check_close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
+    check_close(cudal2gen.linear(x, weight, activation="silu"), activate(z, "silu"), 4)
+    check_close(cudal2gen.linear(x, weight, bias, activation="gelu"), activate(z + bias.double(), "gelu"), 4)
     column_major = device.empty(64, 40).copy_(weight.t()).t()
-    close(cudal2gen.linear(x, column_major, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    check_close(cudal2gen.linear(x, column_major, bias, activation="silu"), activate(z + bias.double(), "silu"), 4)
     assert kernels.stats() == {
         "kernel": {kernel.name: 1 for kernel in sorted(FUSED, key=lambda r: r.name)},
         "torch": {},
@@ -256,12 +256,12 @@ def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: 
     """No kernel of the pack has relu, a gate or aux."""
     x, weight, bias = normal_half(device, 17, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     z = x.double() @ weight.double().mT
-    close(cudal2gen.linear(x, weight, bias, activation="relu"), activated(z + bias.double(), "relu"), 16)
+    check_close(cudal2gen.linear(x, weight, bias, activation="relu"), activate(z + bias.double(), "relu"), 16)
     z1, z3 = epilogues.split_columns(z)
-    close(cudal2gen.swiglu(x, weight), activated(z1, "silu") * z3, 64)
+    check_close(cudal2gen.swiglu(x, weight), activate(z1, "silu") * z3, 64)
     d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, None, "silu", False)
-    close(sums, z, 16)
-    close(d, activated(z, "silu"), 16)
+    check_close(sums, z, 16)
+    check_close(d, activate(z, "silu"), 16)
     assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 3}, "torch": {}}
     reasons = [plan.reason for plan in kernels.plans.values()]
     assert ["; bias_n+relu by torch: " in reasons[0], "; silu+gate by torch: " in reasons[1]] == [
@@ -272,10 +272,10 @@ def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: 
 
 def test_what_no_kernel_takes_is_computed_by_torch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight = normal_half(device, 17, 128)[:, ::2], normal_half(device, 48, 64, seed=1)
-    close(cudal2gen.linear(x, weight, activation="silu"), activated(x.double() @ weight.double().mT, "silu"), 16)
+    check_close(cudal2gen.linear(x, weight, activation="silu"), activate(x.double() @ weight.double().mT, "silu"), 16)
     assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
     odd, short = normal_half(device, 17, 60)[:, :59], normal_half(device, 48, 60, seed=1)[:, :59]
-    close(cudal2gen.linear(odd, short, activation="silu"), activated(odd.double() @ short.double().mT, "silu"), 16)
+    check_close(cudal2gen.linear(odd, short, activation="silu"), activate(odd.double() @ short.double().mT, "silu"), 16)
     assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, (
         "the kernel copies its operands, and torch applies silu"
     )
@@ -355,7 +355,7 @@ def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated:
         z1, z3 = (x.double() @ part.double().mT for part in cudal2gen.deinterleave(w13))
         d = cudal2gen.swiglu(x, w13)
         assert (d.shape, d.dtype, d.is_contiguous()) == ((*shape[:-1], n // 2), x.dtype, True)
-        close_to_sums(d, activated(z1, "silu") * z3)
+        check_close_to_sums(d, activate(z1, "silu") * z3)
         w1, w3 = (typed(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
         assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), (
             "a kernel that reads an interleaved copy of both weights gives the same"
@@ -365,7 +365,7 @@ def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated:
     assert len(device.session.launches) == 4
 
 
-def close_to_sums(own: Any, reference: Any) -> None:
+def check_close_to_sums(own: Any, reference: Any) -> None:
     """Checks that two tensors agree within one rounding of the first one's type and the error of fp32 sums and
     activation."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[own.dtype]
@@ -392,16 +392,16 @@ def test_kernels_keep_the_sums_for_the_derivative(
         wide = [tensor.detach().double().requires_grad_() for tensor in own]
         z = torch.nn.functional.linear(*wide)
         z1, z3 = epilogues.split_columns(z) if "gate" in fusion else (z, 1)
-        expected, d = activated(z1, "silu") * z3, function(*own)
-        close_to_sums(d, expected)
+        expected, d = activate(z1, "silu") * z3, function(*own)
+        check_close_to_sums(d, expected)
         sums = torch.ops.cudal2gen.fused_linear_aux(*own[:2], *(own[2:] or [None]), "silu", "gate" in fusion)[1]
         assert sums.is_contiguous()
-        close_to_sums(sums, z)
+        check_close_to_sums(sums, z)
         grad = normal(*d.shape, seed=3, dtype=d.dtype)
         d.backward(grad)
         expected.backward(grad.double())
         for tensor, reference in zip(own, wide, strict=True):
-            close(tensor.grad, reference.grad, float(reference.grad.abs().max()))
+            check_close(tensor.grad, reference.grad, float(reference.grad.abs().max()))
         assert gated.stats()["kernel"][name_of(fusion, dtype)] == 2
     assert len(device.session.launches) == 6
 
@@ -426,8 +426,8 @@ def test_sums_whose_rows_start_anywhere_are_computed_by_torch(
     x, weight, bias = normal_half(device, 35, 72), normal_half(device, 83, 72, seed=1), normal_half(device, 83, seed=2)
     z = x.double() @ weight.double().mT + bias.double()
     d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
-    close(sums, z, 16)
-    close(d, z.relu(), 16)
+    check_close(sums, z, 16)
+    check_close(d, z.relu(), 16)
     assert gated.stats() == {"kernel": {packed.RECORDS["predicated"].name: 1}, "torch": {}}
     (plan,) = gated.plans.values()
     assert plan.reason.endswith("; bias_n+aux+relu by torch: rows of aux of 83 elements, which no kernel stores")
@@ -450,7 +450,7 @@ def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.D
 
     def check(copies: int) -> None:
         z1, z3 = (x.double() @ weight.detach().double().mT for weight in weights)
-        close(fused_operators.gated_pair(x, *weights, "silu"), activated(z1, "silu") * z3, 64)
+        check_close(fused_operators.gated_pair(x, *weights, "silu"), activate(z1, "silu") * z3, 64)
         assert len(derived.DERIVED) == copies
 
     check(1)
@@ -493,7 +493,7 @@ def test_a_captured_graph_reads_no_copy(
         copy.weight.fill_(math.nan)
     monkeypatch.setattr(own, "captures", True)
     d = fused_operators.gated_pair(x, w1, w3, "silu")
-    close(d, activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT), 64)
+    check_close(d, activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT), 64)
     derived.DERIVED.clear()
 
 

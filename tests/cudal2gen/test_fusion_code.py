@@ -55,10 +55,10 @@ def code(record: Record) -> Code:
     assert artifact.ptxas.findings == []
     loops = sass.analyse(artifact.cubin).loops
     assert loops.main is not None
-    graph, around = loops.graph, loops.tiles.loop if loops.tiles else None
-    start, within = (around.header, around.blocks) if around else (0, graph.reachable(0))
-    way = loops.code(graph.longest([start], within, lambda block: len(block.instructions)))
-    return Code(len(way) - len(loops.main.iteration), len(loops.main.iteration))
+    graph, tile_loop = loops.graph, loops.tiles.loop if loops.tiles else None
+    start, blocks = (tile_loop.header, tile_loop.blocks) if tile_loop else (0, graph.reachable(0))
+    path = loops.code(graph.longest([start], blocks, lambda block: len(block.instructions)))
+    return Code(len(path) - len(loops.main.iteration), len(loops.main.iteration))
 
 
 @pytest.mark.slow

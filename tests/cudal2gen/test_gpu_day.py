@@ -29,7 +29,7 @@ from scripts.gpu_day import PLAN, Step
 from tests import processes
 from tests.cudal2gen import measured
 from tests.cudal2gen.devices import FakeDevice
-from tests.cudal2gen.on_gpu_kernels import NN_COUNT, TN_COUNT, served
+from tests.cudal2gen.on_gpu_kernels import NN_COUNT, TN_COUNT, nearest_records
 from tests.cudal2gen.paths import small
 from tests.draws import THOROUGH
 
@@ -271,7 +271,8 @@ def test_both_cards_run_the_same_kernels() -> None:
     names = {
         card: [
             record.name
-            for record in (Selection(sample=sample, gpu=card, acc="any").records() if sample else []) + served(card)
+            for record in (Selection(sample=sample, gpu=card, acc="any").records() if sample else [])
+            + nearest_records(card)
         ]
         for card in gpu_day.CARDS
     }

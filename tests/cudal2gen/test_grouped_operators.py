@@ -58,8 +58,10 @@ def test_forms_and_derivatives_are_those_of_torch(shape_a: Any, shape_b: Any, en
         cudal2gen.grouped_mm(a.to("meta"), b.to("meta"), offs=None if offs is None else offs.to("meta")).shape
         == d.shape
     )
-    for own, its in zip(torch.autograd.grad(d, (a, b), grad), torch.autograd.grad(expected, (a, b), grad), strict=True):
-        assert torch.equal(own, its)
+    for own, reference in zip(
+        torch.autograd.grad(d, (a, b), grad), torch.autograd.grad(expected, (a, b), grad), strict=True
+    ):
+        assert torch.equal(own, reference)
     bias = integers(shape_b[-1], seed=3).requires_grad_()
     wide = cudal2gen.grouped_mm(a, b, offs=offs, bias=bias, out_dtype=torch.float32)
     assert wide.dtype == torch.float32
@@ -138,7 +140,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
-def on(device: EmulatedDevice, tensor: Any) -> Any:
+def copy_to(device: EmulatedDevice, tensor: Any) -> Any:
     """A copy of a tensor in the device's memory."""
     return device.empty(*tensor.shape).copy_(tensor)
 
@@ -150,8 +152,8 @@ def ends_on(device: EmulatedDevice, *ends: int) -> Any:
 
 @pytest.mark.parametrize("ends", [(5, 5, 33), (0, 33, 33), (11, 22, 32), (33, 33, 33)], ids=str)
 def test_groups_of_rows_are_one_launch(ends: Any, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, offs = on(device, integers(33, 64)), ends_on(device, *ends)
-    for b in (on(device, integers(3, 64, 40, seed=1)), on(device, integers(3, 40, 64, seed=1)).mT):
+    a, offs = copy_to(device, integers(33, 64)), ends_on(device, *ends)
+    for b in (copy_to(device, integers(3, 64, 40, seed=1)), copy_to(device, integers(3, 40, 64, seed=1)).mT):
         d = cudal2gen.grouped_mm(a, b, offs=offs)
         start = 0
         for group, end in enumerate(ends):
@@ -162,20 +164,24 @@ def test_groups_of_rows_are_one_launch(ends: Any, device: EmulatedDevice, kernel
         "torch": {},
     }
     assert len(device.session.launches) == 2
-    shared = on(device, integers(64, 40, seed=1)).expand(3, 64, 40)
+    shared = copy_to(device, integers(64, 40, seed=1)).expand(3, 64, 40)
     d = cudal2gen.grouped_mm(a, shared, offs=offs)
     assert torch.equal(d[: ends[-1]], (a[: ends[-1]].double() @ shared[0].double()).half())
     assert kernels.stats()["torch"] == {}
 
 
 def test_other_forms_and_strides_are_computed_by_torch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b, offs = on(device, integers(33, 64)), on(device, integers(3, 64, 40, seed=1)), ends_on(device, 5, 5, 30)
+    a, b, offs = (
+        copy_to(device, integers(33, 64)),
+        copy_to(device, integers(3, 64, 40, seed=1)),
+        ends_on(device, 5, 5, 30),
+    )
     expected = cudal2gen.grouped_mm(a, b, offs=offs)
-    x, w = on(device, a).requires_grad_(), on(device, b).requires_grad_()
+    x, w = copy_to(device, a).requires_grad_(), copy_to(device, b).requires_grad_()
     cudal2gen.grouped_mm(x, w, offs=offs).backward(expected)
     column_major = device.empty(64, 33).copy_(a.t()).t()
     assert torch.equal(cudal2gen.grouped_mm(column_major, b, offs=offs)[:30], expected[:30])
-    narrow = cudal2gen.grouped_mm(on(device, a)[:, 1:63], b[:, 1:63], offs=offs)
+    narrow = cudal2gen.grouped_mm(copy_to(device, a)[:, 1:63], b[:, 1:63], offs=offs)
     assert torch.equal(narrow[5:30], (a[5:30, 1:63].double() @ b[2, 1:63].double()).half())
     assert sorted(kernels.stats()["torch"]) == [
         "grouped: a kernel would copy operands", "groups of columns or of k", "strides of A that no layout serves"

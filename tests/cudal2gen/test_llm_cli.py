@@ -12,13 +12,8 @@ from cudal2gen import cli, results
 from cudal2gen.cli import tuner_settings
 from cudal2gen.tuner.language_model import chat
 from kernelproof.ground.errors import WrongInput
-from tests.cudal2gen.asking import (
-    KEY,
-)
-from tests.cudal2gen.chat_server import (
-    proposes,
-    serving,
-)  # fmt: skip
+from tests.cudal2gen.asking import KEY
+from tests.cudal2gen.chat_server import proposes, serving
 from tests.cudal2gen.test_cli import error, own_catalog, run
 from tests.packages import require
 
@@ -39,7 +34,6 @@ def written(folder: Path, **llm: str | float) -> str:
 
 @pytest.mark.slow
 def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str, str]) -> None:
-    require("openai")
     build, transcript = tmp_path / "build", tmp_path / "said.jsonl"
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(build), "CUDAL2GEN_RESULTS": str(tmp_path), "OUR_KEY": KEY}
     base = ("tune", *MODELLED, "--proposers", "llm,random")

@@ -24,7 +24,7 @@ from cudal2gen.results import choice
 from cudal2gen.validator.correctness import Bounds, in_order
 from scripts.race_operators import MIN_SPEED
 from tests.cudal2gen import packed
-from tests.cudal2gen.on_gpu_kernels import sampled, served
+from tests.cudal2gen.on_gpu_kernels import nearest_records, sampled_sizes
 from tests.packages import require
 
 torch = require("torch")
@@ -48,7 +48,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
     """A pack of records for a few of the sampled problems, measured here."""
     if card.model not in GPUS:
         pytest.skip(f"{card.model} is not in the table of GPUs")
-    fitted = served(card.model)
+    fitted = nearest_records(card.model)
     artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
     library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
     from cudal2gen.bench import baselines
@@ -187,7 +187,7 @@ def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
     noise, since some of 200 medians lie below any bound by chance."""
     rng = random.Random(1)
     slower = {}
-    for m, n, k in sampled():
+    for m, n, k in sampled_sizes():
         a, b = drawn(m, k), drawn(n, k).t()
         calls = max(4, min(64, int(2e9 / (m * n * k))))
         graphs = {

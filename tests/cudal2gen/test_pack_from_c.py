@@ -26,9 +26,6 @@ from tests.cudal2gen.test_pack import changed, files, folder, table
 __all__ = ["files", "folder", "table"]  # fixtures
 
 
-# --- from C ---
-
-
 def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
     """Compiles an example against the emulator's runtime, as a program and as a library for this process."""
     pack.write_folder(files, folder / "pack")
@@ -132,7 +129,7 @@ def test_c_refuses_what_python_refuses(
 
 # A plain kernel, and the kernels of fused and batched products with the same tile.
 PREDICATED = packed.RECORDS["predicated"]
-LATER = [
+WITH_FUSED = [
     PREDICATED,
     PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+relu")),
     PREDICATED.at(PREDICATED.problem.revised(batch="strided")),
@@ -141,16 +138,18 @@ LATER = [
 
 
 @pytest.fixture(scope="module")
-def later(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path:
+def fused_example(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path:
     """The example of fused and batched products, with a pack of which only the plain kernel was measured."""
-    files = packed.files(packed.table(LATER, {0: 2.0}))
-    return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("later"))
+    files = packed.files(packed.table(WITH_FUSED, {0: 2.0}))
+    return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("fused"))
 
 
 @pytest.mark.slow
-def test_the_example_computes_a_fused_and_a_batched_product(later: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_example_computes_a_fused_and_a_batched_product(
+    fused_example: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with device() as session:
-        code = main_of(later / "fused.so")(later / "pack")
+        code = main_of(fused_example / "fused.so")(fused_example / "pack")
     printed = capfd.readouterr()
     assert code == 0, printed.out + printed.err
     assert "D[0][0] = 0x3C00, 0x3C00 is 1.0; D[0][1] = 0x0000" in printed.out
@@ -160,14 +159,14 @@ def test_the_example_computes_a_fused_and_a_batched_product(later: Path, capfd: 
     assert not session.reports
 
 
-def test_packs_say_what_their_kernels_fuse(later: Path) -> None:
-    lines = (later / "pack" / "pack.txt").read_text().splitlines()
+def test_packs_say_what_their_kernels_fuse(fused_example: Path) -> None:
+    lines = (fused_example / "pack" / "pack.txt").read_text().splitlines()
     kernels = [line for line in lines if line.startswith("kernel ")]
     assert ["fusion=bias_n+relu" in line for line in kernels] == [False, True, False, False]
     assert [line.split("batch=")[1].split()[0] for line in kernels[2:]] == ["strided", "grouped"]
     assert ["plain=0" in line for line in kernels] == [False, True, True, True]
-    table = pack.open_pack(later / "pack").table
-    assert [kernel.record for kernel in table.kernels] == LATER
+    table = pack.open_pack(fused_example / "pack").table
+    assert [kernel.record for kernel in table.kernels] == WITH_FUSED
     assert table.chosen().dump() == table.dump()
 
 
@@ -282,11 +281,11 @@ MEASURED, NEAREST, INFERRED = 0, 1, 2
 RELU_WITH_BIAS = Fusion(bias=1, activation=1)
 
 
-def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
-    library = ctypes.CDLL(str(later / "pack" / "libcudal2gen.so"))
+def test_c_infers_a_fused_kernel_on_request_only(fused_example: Path) -> None:
+    library = ctypes.CDLL(str(fused_example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
     handle, answer = ctypes.c_void_p(), Answer()
-    digests = [kernel.digest.encode() for kernel in pack.open_pack(later / "pack").table.kernels]
+    digests = [kernel.digest.encode() for kernel in pack.open_pack(fused_example / "pack").table.kernels]
 
     def query(prefer: int, fusion: Fusion | None = None, **more: int) -> int:
         question = Problem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or Fusion(), **more)
@@ -294,7 +293,7 @@ def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
 
     with device():
         assert not library.cudal2gen_pack_open(
-            os.fsencode(later / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
+            os.fsencode(fused_example / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
         )
         assert query(MEASURED) == 0
         assert (answer.kernel, answer.speedup) == (digests[0], 2.0)
@@ -314,8 +313,8 @@ def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
         assert library.cudal2gen_pack_close(handle) == 0
 
 
-def test_c_computes_groups_of_rows(later: Path) -> None:
-    library = ctypes.CDLL(str(later / "pack" / "libcudal2gen.so"))
+def test_c_computes_groups_of_rows(fused_example: Path) -> None:
+    library = ctypes.CDLL(str(fused_example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
     library.cudal2gen_gemm.argtypes = [
         *(ctypes.c_void_p,) * 3, *(ctypes.c_int, ctypes.c_void_p) * 2, ctypes.c_int, *(ctypes.c_void_p,) * 3
@@ -325,7 +324,7 @@ def test_c_computes_groups_of_rows(later: Path) -> None:
     ends = np.array([10, 10, 64], np.int32)
     with emulator.session(memory, emulator.Device(capability=(8, 0), name="NVIDIA A100-SXM4-80GB")) as session:
         assert not library.cudal2gen_pack_open(
-            os.fsencode(later / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
+            os.fsencode(fused_example / "pack"), os.fsencode(emulator.runtime_path()), ctypes.byref(handle)
         )
         on_device = [memory.upload(each).address for each in (a, b, ends)]
         d = memory.upload(np.empty((64, 64), np.float16), role="output")

@@ -35,7 +35,7 @@ KERNELS: dict[str, Record] = PATHS | {
     "batched": small(batch="strided"),
     "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
-# Kernels that can be certified, with every prefetch kind, epilogue, raster and layout of these; and some that cannot.
+# Kernels that are certified, with every prefetch kind, epilogue, raster and layout for which certificates exist.
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
@@ -169,7 +169,8 @@ def test_a_failed_proof_is_confirmed_by_an_execution(kind: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_step_of_adding_slices_is_needed() -> None:
-    """Fences, barriers, the counter and partial sums of split_k, each changed in every way."""
+    """The steps are fences, barriers, and accesses to the counter and the partial sums of split_k. Of all their changes
+    every third is proved."""
     record = PATHS["split_k"]
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()

@@ -126,7 +126,7 @@ def drawn_ratios(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).normal(-0.04, 0.09, (count, KERNELS))
 
 
-def gained(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
+def three_figures(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
     """Three figures of ``count`` races: the share of the possible gain that is kept; the possible gain, as a share of
     torch's time; and the share of races that take a kernel which is at least 1 % slower than torch."""
     true = drawn_ratios(count, seed)
@@ -139,7 +139,7 @@ def gained(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
     )
 
 
-def lost(kind: Kind, count: int, seed: int = 2) -> float:
+def rate_of_losses(kind: Kind, count: int, seed: int = 2) -> float:
     """The share of races that take a kernel where all are 1 % slower than torch."""
     taken, _ = Simulated(kind, np.full((count, KERNELS), SLOWER), seed).run()
     return float(taken.mean())
@@ -148,18 +148,18 @@ def lost(kind: Kind, count: int, seed: int = 2) -> float:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thousand_races_of_each_kind(name: str) -> None:
     """There are 12,000 races in all, and as many with slower kernels only."""
-    share, possible, slower = gained(KINDS[name], 1000)
+    share, possible, slower = three_figures(KINDS[name], 1000)
     assert possible == pytest.approx(0.084, abs=0.005)
     assert share >= 0.5
     assert slower <= 0.005
-    assert lost(KINDS[name], 1000) <= 0.005
+    assert rate_of_losses(KINDS[name], 1000) <= 0.005
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("bias", 0.0035), ("bias and spikes", 0.0055)])
 def test_a_bias_rarely_favours_a_slower_kernel(name: str, most: float) -> None:
     """With 20,000 races, a rate of 0.5 % is known to 0.05 %."""
-    assert lost(KINDS[name], 20_000) <= most
+    assert rate_of_losses(KINDS[name], 20_000) <= most
 
 
 def test_few_pairs_prove_nothing() -> None:

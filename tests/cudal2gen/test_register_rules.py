@@ -80,7 +80,7 @@ FATAL: list[dict[str, Any]] = [
 ]
 
 
-def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
+def unchecked_record(fields: dict[str, Any]) -> Sm90Wgmma:
     """A record of sm90_wgmma with these fields, whose rules were not checked."""
     whole = WGMMA | fields
     whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
@@ -129,19 +129,19 @@ SPILLING_WARPS = [
 # A wide tile takes ptxas seconds: ``make test`` takes some points of each side, ``make thorough`` all.
 WITHIN, BEYOND = drawn(LEGAL, 4), drawn(SPILLING, 3)
 WARPS_WITHIN, WARPS_BEYOND = drawn(LEGAL_WARPS, 2), drawn(SPILLING_WARPS, 2)
-BUILT_AHEAD = [*map(unchecked, [*WITHIN, *BEYOND]), *WARPS_WITHIN, *WARPS_BEYOND]
+BUILT_AHEAD = [*map(unchecked_record, [*WITHIN, *BEYOND]), *WARPS_WITHIN, *WARPS_BEYOND]
 
 
 @pytest.mark.parametrize("fields", WITHIN, ids=str)
 def test_what_the_rules_allow_is_clean(fields: dict[str, Any]) -> None:
-    record = unchecked(fields)
+    record = unchecked_record(fields)
     assert register_rules(record) == []
     assert compiler.build([record])[0].ptxas.findings == []
 
 
 @pytest.mark.parametrize("fields", BEYOND, ids=str)
 def test_what_the_rules_refuse_spills(fields: dict[str, Any]) -> None:
-    record = unchecked(fields)
+    record = unchecked_record(fields)
     assert register_rules(record) != []
     findings = compiler.build([record])[0].ptxas.findings
     assert any("spills" in finding for finding in findings), findings
@@ -162,13 +162,13 @@ def test_what_the_rules_of_warps_refuse_spills(record: Sm120Mma) -> None:
 
 def test_an_overfull_accumulator_serialises_wgmma() -> None:
     """ptxas warns with C7512 that it waits after each wgmma."""
-    findings = compiler.build([unchecked(SPILLING[0])])[0].ptxas.findings
+    findings = compiler.build([unchecked_record(SPILLING[0])])[0].ptxas.findings
     assert any("C7512" in finding and "serialized" in finding for finding in findings), findings
 
 
 @pytest.mark.parametrize("fields", FATAL, ids=str)
 def test_an_instruction_beyond_the_entry_registers_is_fatal(fields: dict[str, Any]) -> None:
-    record = unchecked(fields)
+    record = unchecked_record(fields)
     assert any("of one wgmma" in rule for rule in register_rules(record))
     with pytest.raises(BuildError, match="C7602"):
         compiler.build([record])
@@ -176,5 +176,5 @@ def test_an_instruction_beyond_the_entry_registers_is_fatal(fields: dict[str, An
 
 def test_the_register_pool_is_a_rule_of_its_own() -> None:
     """ptxas does not check the register pool, and a kernel that exceeds it would wait forever."""
-    assert any("wait forever" in rule for rule in register_rules(unchecked(sm90_fields(128, 256, [40, 240]))))
-    assert register_rules(unchecked(sm90_fields(128, 256, TIGHT))) == []
+    assert any("wait forever" in rule for rule in register_rules(unchecked_record(sm90_fields(128, 256, [40, 240]))))
+    assert register_rules(unchecked_record(sm90_fields(128, 256, TIGHT))) == []

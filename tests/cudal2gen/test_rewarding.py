@@ -22,7 +22,7 @@ from tests.cudal2gen.chat_server import serving
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 from tests.cudal2gen.test_writing import ATTACKS, KERNELS, LOOP, SUMS, UNROLLED, block, writes
 
-# The weights of rewards, without ``alpha``.
+# The weights of rewards, of which ``alpha`` is 0: differences from the reference cost nothing.
 WEIGHTS = RewardWeights(alpha=0.0)
 
 

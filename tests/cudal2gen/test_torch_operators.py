@@ -156,7 +156,7 @@ def test_compiled_with_out_and_gradients() -> None:
 
 
 @pytest.mark.slow
-def test_first_seen_by_the_compiler() -> None:
+def test_an_operator_is_first_called_while_torch_compiles() -> None:
     program = """
 import torch, cudal2gen
 f = torch.compile(lambda a, b: cudal2gen.matmul(a, b) * 2, fullgraph=True, backend="aot_eager")

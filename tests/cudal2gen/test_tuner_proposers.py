@@ -44,7 +44,7 @@ def test_heuristics_become_legal_candidates_with_their_tiles() -> None:
     proposer = ProposerFactory(["heuristics"], Learning()).proposer(SMALL)
     tiles = {(item.record.bm, item.record.bn) for item in proposer.propose(request, 16) if item.record}
     assert tiles & {(128, 256), (256, 128)}
-    assert proposer.propose(request, 16) == [], "what it knows is said once"
+    assert proposer.propose(request, 16) == [], "it proposes what it knows once"
 
 
 def test_a_mixture_shares_and_fills_up() -> None:
@@ -61,8 +61,8 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_regret_and_evaluations_until_close_by_hand() -> None:
-    # Each record has a measured time, which includes noise, and a true time. Selected is the true time of the record
-    # that was measured fastest so far: 10, then 8 (measured as 7.9), and at last 9 (measured as 7).
+    # Each record has a measured time, which includes noise, and a true time. ``selected`` has the true time of the
+    # record that was measured fastest so far: 10, then 8 (measured as 7.9), and at last 9 (measured as 7).
     selected = benchmark.selected_us([10.0, 7.9, 8.5, 7.0], [10.0, 8.0, 8.4, 9.0])
     assert selected == [10.0, 8.0, 8.0, 9.0]
     assert benchmark.regret(selected, 8.0, 1) == pytest.approx(0.2)

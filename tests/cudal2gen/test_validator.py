@@ -162,7 +162,7 @@ def test_every_value_of_every_field_is_executed_on_a_gpu_and_in_make_thorough(fa
 @pytest.mark.slow
 def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
     """Every branch is executed in each family in which any path takes it. ``make goldens`` renews the list."""
-    branches, known = covering.taken(checkout)
+    branches, known = covering.branches_by_path(checkout)
     assert not set(known) - set().union(*branches.values()), "branches that no path takes"
     shown = covering.of_family(branches)
     assert set().union(*(shown[name] for name in BRANCHES)) == set().union(*shown.values())

@@ -29,7 +29,7 @@ from kernelproof.triton_emulation.session import TritonLaunch  # noqa: E402
 DEVICES = ("sm_80", "sm_90")
 # The types of operands.
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# The relative error of one rounding to the type, and for fp32 of products in tf32.
+# The relative error of one rounding to each type, and that of products in tf32.
 RELATIVE = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 TF32 = 2**-10
 
@@ -45,7 +45,7 @@ def near(actual: Any, expected: Any, relative: float) -> bool:
     return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
 
 
-# A kernel of Triton's compiler: %p1 guards the load of an element, %p2 the store of a value that is computed from it.
+# PTX as Triton's compiler writes it: %p1 guards the load of an element, %p2 the store of a value computed from it.
 COPY = """
 @%p1 ld.global.b32 {%r1}, [ %rd1 + 0 ];
 add.s32 %r2, %r1, 1;
@@ -54,7 +54,8 @@ add.s32 %r2, %r1, 1;
 
 
 def test_only_findings_in_code_of_the_compiler_are_left_out() -> None:
-    """A fence that Triton omits, and loads of an element that another thread stores, if nothing else uses them."""
+    """These findings are of a fence that Triton omits, and of loads of an element that another thread stores, if
+    nothing else uses them."""
 
     def report(kind: str, message: str, other: int | None = None) -> Any:
         side = SimpleNamespace(site=SimpleNamespace(line=other))
@@ -329,7 +330,7 @@ def test_what_cannot_be_run_is_said() -> None:
         triton_emulation.emulate("sm_75")
 
 
-def test_triton_is_as_before_afterwards() -> None:
+def test_triton_is_restored_afterwards() -> None:
     from triton.backends import backends
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.driver import driver

@@ -46,7 +46,7 @@ def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
-def _made(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
+def _make(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
     """Runs a compiler in ``folder`` to make the file ``target``, unless the file exists; returns the file.
 
     ``command``: the compiler's command without ``-o``, which is added.
@@ -92,7 +92,7 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     headers = [p.read_text() for p in sorted(FIXTURES.glob("*.cuh"))] if arch == "sm_90a" else []
     key = _key(source.read_text(), *headers, _version(nvcc()), *command)
     target = user_cache() / "test-kernels" / f"{name}-{key}{suffix}"
-    return _made(target, [*command, source.name], FIXTURES)
+    return _make(target, [*command, source.name], FIXTURES)
 
 
 def compiled_text(code: str, arch: str) -> str:
@@ -102,25 +102,25 @@ def compiled_text(code: str, arch: str) -> str:
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{number},code=compute_{number}"]
     command += ["-lineinfo", "-ptx", source.name]
     target = source.with_name(f"example-{_key(_version(nvcc()), *command)}.ptx")
-    return _made(target, command, source.parent).read_text()
+    return _make(target, command, source.parent).read_text()
 
 
 def cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
     """The machine code of a program of one file, ``program.cu``."""
     source, command = stored(code), [nvcc(), *options, f"-arch={arch}", "-cubin", "program.cu"]
     target = source.with_name(f"program-{_key(_version(nvcc()), *command)}.cubin")
-    return _made(target, command, source.parent)
+    return _make(target, command, source.parent)
 
 
 def library(code: str, *options: str) -> Path:
     """The shared library of a program, which nvcc links with these options."""
     source, tools = stored(code), toolchain.discover()
     command = [str(tools.nvcc), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *map(str, tools.link_flags)]
-    return _made(source.with_name(f"library-{_key(tools.nvcc_version, *command)}.so"), command, source.parent)
+    return _make(source.with_name(f"library-{_key(tools.nvcc_version, *command)}.so"), command, source.parent)
 
 
 def assembled(ptx: str, level: int = 3, target: str = "sm_80") -> Path:
     """The cubin of a PTX text, by ptxas at a level of optimisation."""
     source, program = stored(ptx, "kernel.ptx"), str(toolchain.discover().ptxas)
     command = [program, f"-O{level}", f"-arch={target}", source.name]
-    return _made(source.with_name(f"kernel-{_key(_version(program), *command)}.cubin"), command, source.parent)
+    return _make(source.with_name(f"kernel-{_key(_version(program), *command)}.cubin"), command, source.parent)

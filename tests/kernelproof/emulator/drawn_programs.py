@@ -219,5 +219,5 @@ def differs(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _is_nan(halves: NDArray[np.float16]) -> NDArray[np.bool_]:
-    """NaN as a half, or as a bf16 number with the same bits."""
+    """A mask of the halves that are NaN as fp16, or as bf16 numbers with the same bits."""
     return np.isnan(halves) | (halves.view(np.uint16) & 0x7FFF > 0x7F80)

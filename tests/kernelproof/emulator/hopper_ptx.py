@@ -109,7 +109,7 @@ MODE = {"none": 0, "32": 3, "64": 2, "128": 1}
 
 def descriptor(offset: int, leading: int, stride: int, mode: str) -> int:
     """The descriptor of an operand of wgmma. ``offset``: bytes from the start of ``s``; ``leading`` and ``stride``: the
-    byte offsets of the same names in the PTX ISA."""
+    byte offsets of the same names in the PTX ISA. All three are stored in units of 16 bytes."""
     # The window's first kilobyte belongs to the system: shared variables start at address 1024.
     return (1024 + offset) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | MODE[mode] << 62
 
@@ -118,8 +118,8 @@ def wgmma_kernel(n: int, acc: str, kind: str, da: int, db: int, ta: bool, tb: bo
     """A kernel that copies 32 KiB of x to shared memory, and multiplies by one wgmma of m64nNk16.
 
     ``da``, ``db``: descriptors of A and B; ``ta``, ``tb``: whether they are transposed; ``signs``: the immediates that
-    negate A and B. With ``registers`` A comes from registers, which are loaded from f. Parameters: x, the old D c, the
-    new D y, f, and keep, which is 0 if the product replaces D.
+    negate A and B. With ``registers`` A comes from registers, which are loaded from f. The kernel's parameters: x; c,
+    the old D; y, the new D; f; and keep, which is 0 if the product replaces D.
     """
     count = n // 2 if acc == "f32" else n // 4
     names = ", ".join(f"%c{i}" for i in range(count))

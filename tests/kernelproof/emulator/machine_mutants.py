@@ -47,7 +47,7 @@ def rescheduled_function(function: Function, mutant: Mutant) -> Function:
 
 def mutants(function: Function, draw: random.Random, each: int) -> Iterator[Mutant]:
     """Up to ``each`` mutants of every kind, at drawn places that the entry reaches."""
-    code = [item for block in Graph(function).blocks for item in block.instructions if _reached(function, item)]
+    code = [item for block in Graph(function).blocks for item in block.instructions if _is_reached(function, item)]
     for kind, plant in KINDS.items():
         places = list(range(len(code)))
         draw.shuffle(places)
@@ -56,7 +56,7 @@ def mutants(function: Function, draw: random.Random, each: int) -> Iterator[Muta
             yield Mutant(kind, codes)
 
 
-def _reached(function: Function, instruction: Instruction) -> bool:
+def _is_reached(function: Function, instruction: Instruction) -> bool:
     """Whether an instruction stands before the last exit: ptxas fills the rest with jumps to themselves and NOPs."""
     last = max(item.address for item in function.instructions if item.name == "EXIT")
     return instruction.address <= last
@@ -158,7 +158,7 @@ def reason(mutant: Mutant, before: Function, after: Function, uses: set[Use]) ->
     old = {item.address: item for item in before.instructions}
     new = {item.address: item for item in after.instructions}
     addresses = sorted(mutant.codes)
-    if mutant.kind not in SCHEDULED and all(_replaced(before, address) for address in addresses):
+    if mutant.kind not in SCHEDULED and all(_is_replaced(before, address) for address in addresses):
         return "the emulator has one instruction for this code of the system"
     if mutant.kind == "swap":
         first, second = (old[address] for address in addresses)
@@ -169,7 +169,7 @@ def reason(mutant: Mutant, before: Function, after: Function, uses: set[Use]) ->
             return "one computes what its register already holds"
         if a.writes & (b.reads | b.writes) or b.writes & a.reads:
             return ""
-        if {first.name, second.name} <= MEMORY and not _elsewhere(first, second):
+        if {first.name, second.name} <= MEMORY and not _are_apart(first, second):
             return ""
         return "neither uses what the other writes"
     (address,) = addresses
@@ -194,7 +194,7 @@ def changes_execution(function: Function, mutant: Mutant) -> bool:
     )
 
 
-def _replaced(function: Function, address: int) -> bool:
+def _is_replaced(function: Function, address: int) -> bool:
     """Whether an instruction belongs to the code that ptxas generates to allocate or release tensor memory."""
     return any(
         item.target is not None and item.opcode.startswith("TMEM_") and item.address <= address < item.target
@@ -267,7 +267,7 @@ def _was_executed(
     return True
 
 
-def _elsewhere(first: Instruction, second: Instruction) -> bool:
+def _are_apart(first: Instruction, second: Instruction) -> bool:
     """Whether two accesses cannot conflict: they only load or exchange registers, or use one address register with
     different offsets."""
     if {first.name, second.name} <= {"LDG", "LDS", "S2R", "S2UR", "SHFL"}:

@@ -48,7 +48,7 @@ def findings(reports: list[emulator.Report]) -> list[tuple[str, ...]]:
     )
 
 
-def interpreted(rows: list[list[int]], order: list[int], options: Options) -> tuple[Any, Array, Any]:
+def interpret(rows: list[list[int]], order: list[int], options: Options) -> tuple[Any, Array, Any]:
     """Findings, output and counters of a launch of programs. ``rows``: the steps of each program. CTA b executes row
     ``order[b]``."""
     longest = max(map(len, rows)) + 1
@@ -76,13 +76,13 @@ def test_programs_of_ctas_give_the_same_alone_and_together(rows: list[list[int]]
     verdicts = []
     for adverse in (False, True):
         options = Options(lanes=THREADS, adverse=adverse)
-        found, values, counted = interpreted(rows, order, options)
+        found, values, counters = interpret(rows, order, options)
         verdicts.append((any(f[1] == "error" for f in found), values))
         for lanes, mix in ((THREADS * len(rows), order), (2 * THREADS, shuffled)):
-            also_found, also, also_counted = interpreted(rows, mix, replace(options, lanes=lanes))
+            also_found, also, also_counters = interpret(rows, mix, replace(options, lanes=lanes))
             assert also_found == found
             np.testing.assert_array_equal(also, values)
-            assert also_counted == counted
+            assert also_counters == counters
     # In another order of warps a race may have another kind and other values, but a right program stays right.
     assert verdicts[0][0] == verdicts[1][0]
     if not verdicts[0][0]:
@@ -110,7 +110,7 @@ FIXED: list[tuple[list[list[int]], set[str]]] = [
 def test_ctas_of_a_batch_end_at_different_times(rows: list[list[int]], rules: set[str], adverse: bool) -> None:
     order = list(range(len(rows)))
     results = [
-        interpreted(rows, mix, Options(lanes=lanes, adverse=adverse))
+        interpret(rows, mix, Options(lanes=lanes, adverse=adverse))
         for lanes, mix in ((THREADS, order), (THREADS * len(rows), order), (THREADS * len(rows), order[::-1]))
     ]
     assert {f[0] for f in results[0][0] if f[1] == "error"} == rules
@@ -146,7 +146,7 @@ def test_mbarriers_and_clusters_take_different_numbers_of_rounds(
             assert all(result == results[0] for result in results)
 
 
-def shared(rows: list[list[int]], order: list[int], options: Options) -> list[str]:
+def share(rows: list[list[int]], order: list[int], options: Options) -> list[str]:
     """The findings, as texts, of CTAs that share words. CTA b executes row ``order[b]``."""
     longest = max(map(len, rows)) + 1
     table = np.array([row + [0] * (longest - len(row)) for row in rows], np.int32)
@@ -166,13 +166,13 @@ def test_a_race_of_ctas_has_the_same_names_in_every_batch(first: int) -> None:
         rng = random.Random(seed)
         rows = [[rng.randrange(2, 18) for _ in range(rng.randrange(7))] for _ in range(rng.randrange(2, 6))]
         order = list(range(len(rows)))
-        found = shared(rows, order, Options(lanes=64))
+        found = share(rows, order, Options(lanes=64))
         for lanes in (128, 64 * len(rows), None):
-            assert shared(rows, order, Options(lanes=lanes)) == found
+            assert share(rows, order, Options(lanes=lanes)) == found
         # Another order shows other pairs of lines, but does not change whether a program is right.
         rng.shuffle(order)
-        assert bool(shared(rows, order, Options(lanes=64))) == bool(found)
-        assert bool(shared(rows, order, Options(adverse=True))) == bool(found)
+        assert bool(share(rows, order, Options(lanes=64))) == bool(found)
+        assert bool(share(rows, order, Options(adverse=True))) == bool(found)
 
 
 # Threads read their own element and one of another CTA, in either order. A CTA writes what all have read.

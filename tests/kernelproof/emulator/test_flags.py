@@ -20,7 +20,7 @@ RACE = {"global-race"}
 I32 = np.int32
 
 
-def executed(
+def execute(
     name: str, *arguments: Any, grid: int = 2, block: int = 32, adverse: bool = False, lanes: int | None = None
 ) -> tuple[list[Any], set[str]]:
     """The arrays after a launch of kernel ``name``, and the kinds of errors. An argument that is an int in a tuple is
@@ -48,7 +48,7 @@ def test_who_waits_for_too_few_arrivals(
     name: str, least: int, kinds: set[str], reader: int, lanes: int | None, adverse: bool
 ) -> None:
     """Each of five CTAs, or warps, has the part 1 + its number; the reader adds up the other four."""
-    (_, _, out), found = executed(name, (160,), (1,), (32,), reader, least, grid=5, adverse=adverse, lanes=lanes)
+    (_, _, out), found = execute(name, (160,), (1,), (32,), reader, least, grid=5, adverse=adverse, lanes=lanes)
     assert found == kinds
     assert kinds or (out == 15 - reader - 1).all()
 
@@ -58,7 +58,7 @@ def test_who_waits_for_too_few_arrivals(
 @pytest.mark.parametrize("reader", [0, 1])
 @pytest.mark.parametrize(("heeds", "kinds"), [(True, set()), (False, RACE)])
 def test_who_looks_at_a_flag_once(heeds: bool, kinds: set[str], reader: int, lanes: int | None, adverse: bool) -> None:
-    (_, _, out), found = executed("looks_once", (32,), (1,), (32,), reader, heeds, adverse=adverse, lanes=lanes)
+    (_, _, out), found = execute("looks_once", (32,), (1,), (32,), reader, heeds, adverse=adverse, lanes=lanes)
     assert found == kinds
     assert kinds or (out == 5).all()
 
@@ -67,7 +67,7 @@ def test_who_looks_at_a_flag_once(heeds: bool, kinds: set[str], reader: int, lan
 @pytest.mark.parametrize("lanes", [32, None])
 @pytest.mark.parametrize(("least", "kinds"), [(4, set()), (3, RACE)])
 def test_a_barrier_of_the_grid(least: int, kinds: set[str], lanes: int | None, adverse: bool) -> None:
-    (_, _, out), found = executed(
+    (_, _, out), found = execute(
         "grid_barrier", (256,), (1,), (256,), 3, least, grid=4, block=64, adverse=adverse, lanes=lanes
     )
     assert found == kinds
@@ -78,7 +78,7 @@ def test_a_barrier_of_the_grid(least: int, kinds: set[str], lanes: int | None, a
 @ADVERSE
 @pytest.mark.parametrize(("last", "plain", "kinds"), [(3, False, set()), (3, True, RACE), (2, True, RACE)])
 def test_the_last_of_several_ctas(last: int, plain: bool, kinds: set[str], adverse: bool) -> None:
-    (_, _, out), found = executed("ticket_reduction", (4,), (1,), (1,), last, plain, grid=4, adverse=adverse)
+    (_, _, out), found = execute("ticket_reduction", (4,), (1,), (1,), last, plain, grid=4, adverse=adverse)
     assert found == kinds
     assert last < 3 or out[0] == 10
 
@@ -86,7 +86,7 @@ def test_the_last_of_several_ctas(last: int, plain: bool, kinds: set[str], adver
 @ADVERSE
 def test_decoupled_look_back(adverse: bool) -> None:
     """CTA i contributes 1 + i to the running sum."""
-    left, found = executed("look_back", (8,), (8,), (8,), (8,), grid=8, adverse=adverse)
+    left, found = execute("look_back", (8,), (8,), (8,), (8,), grid=8, adverse=adverse)
     assert found == set()
     assert (left[3] == np.cumsum(np.arange(1, 9))).all()
 
@@ -94,7 +94,7 @@ def test_decoupled_look_back(adverse: bool) -> None:
 @pytest.mark.parametrize("lanes", [32, None])
 @pytest.mark.parametrize(("adverse", "kinds"), [(False, set()), (True, {"stale-read"})])
 def test_look_back_without_fences(kinds: set[str], lanes: int | None, adverse: bool) -> None:
-    left, found = executed("look_back_unfenced", (8,), (8,), (8,), (8,), grid=8, adverse=adverse, lanes=lanes)
+    left, found = execute("look_back_unfenced", (8,), (8,), (8,), (8,), grid=8, adverse=adverse, lanes=lanes)
     assert found == kinds
     assert (left[3] == np.cumsum(np.arange(1, 9))).all()
 
@@ -105,7 +105,7 @@ def test_look_back_without_fences(kinds: set[str], lanes: int | None, adverse: b
     ("fences", "adverse", "kinds"), [(True, True, set()), (False, False, set()), (False, True, {"stale-read"})]
 )
 def test_a_message_without_fences(fences: bool, adverse: bool, kinds: set[str], lanes: int | None, reader: int) -> None:
-    (_, _, out), found = executed("message", (1,), (1,), (1,), reader, fences, adverse=adverse, lanes=lanes)
+    (_, _, out), found = execute("message", (1,), (1,), (1,), reader, fences, adverse=adverse, lanes=lanes)
     assert found == kinds
     assert out[0] == 3
 
@@ -127,7 +127,7 @@ def test_the_store_that_was_not_seen_is_named() -> None:
 
 @pytest.mark.parametrize("reader", [0, 1])
 def test_an_old_hint_does_no_harm(reader: int) -> None:
-    (_, out), found = executed("hint", (2,), (2,), reader, adverse=True)
+    (_, out), found = execute("hint", (2,), (2,), reader, adverse=True)
     assert found == set()
     assert out.tolist() == [1, 0]
 
@@ -136,7 +136,7 @@ def test_an_old_hint_does_no_harm(reader: int) -> None:
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize(("fences", "kinds"), [(True, set()), (False, RACE)])
 def test_locks(kind: int, fences: bool, kinds: set[str], adverse: bool) -> None:
-    left, found = executed("locked", (1,), (1,), (1,), kind, fences, grid=6, adverse=adverse)
+    left, found = execute("locked", (1,), (1,), (1,), kind, fences, grid=6, adverse=adverse)
     assert found == kinds
     assert left[0][0] == 21  # 1 to 6, which the six CTAs add
 
@@ -144,7 +144,7 @@ def test_locks(kind: int, fences: bool, kinds: set[str], adverse: bool) -> None:
 @ADVERSE
 @pytest.mark.parametrize("reader", [0, 1])
 def test_a_sequence_lock(reader: int, adverse: bool) -> None:
-    (_, _, out), found = executed("sequence", (2,), (1,), (2,), reader, 5, adverse=adverse)
+    (_, _, out), found = execute("sequence", (2,), (1,), (2,), reader, 5, adverse=adverse)
     assert found == set()
     assert out.tolist() == [0, 1]
 
@@ -153,7 +153,7 @@ def test_a_sequence_lock(reader: int, adverse: bool) -> None:
 @pytest.mark.parametrize("starter", [0, 1])
 @pytest.mark.parametrize(("waits", "kinds"), [(True, set()), (False, RACE)])
 def test_a_flag_that_is_used_again(waits: bool, kinds: set[str], starter: int, adverse: bool) -> None:
-    (_, _, out), found = executed("ball", (32,), (1,), (96,), starter, 3, waits, adverse=adverse)
+    (_, _, out), found = execute("ball", (32,), (1,), (96,), starter, 3, waits, adverse=adverse)
     assert found >= kinds
     assert kinds or not found
     assert kinds or (out.reshape(3, 32) == np.arange(3)[:, None] * 100 + np.arange(32)).all()
@@ -162,7 +162,7 @@ def test_a_flag_that_is_used_again(waits: bool, kinds: set[str], starter: int, a
 @ADVERSE
 @pytest.mark.parametrize("lanes", [32, None])
 def test_fences_of_all_ctas_have_an_order(lanes: int | None, adverse: bool) -> None:
-    (_, out), found = executed("dekker", (2,), (2,), adverse=adverse, lanes=lanes)
+    (_, out), found = execute("dekker", (2,), (2,), adverse=adverse, lanes=lanes)
     assert found == set()
     assert out.any()
 
@@ -170,14 +170,14 @@ def test_fences_of_all_ctas_have_an_order(lanes: int | None, adverse: bool) -> N
 @ADVERSE
 @pytest.mark.parametrize("setter", [0, 1])
 def test_a_barrier_passes_on_what_a_thread_has_seen(setter: int, adverse: bool) -> None:
-    (_, out), found = executed("looks_again", (1,), (64,), setter, block=64, adverse=adverse)
+    (_, out), found = execute("looks_again", (1,), (64,), setter, block=64, adverse=adverse)
     assert found == set()
     assert (out == 1).all()
 
 
 @ADVERSE
 def test_a_queue_of_items(adverse: bool) -> None:
-    (_, _, out), found = executed("queue", (1,), (9,), (288,), 9, grid=3, block=32, adverse=adverse)
+    (_, _, out), found = execute("queue", (1,), (9,), (288,), 9, grid=3, block=32, adverse=adverse)
     assert found == set()
     assert (out.reshape(9, 32) == np.arange(1, 10)[:, None]).all()
 
@@ -186,7 +186,7 @@ def test_a_queue_of_items(adverse: bool) -> None:
 @pytest.mark.parametrize("reader", [0, 2, 4])
 @pytest.mark.parametrize(("least", "kinds"), [(4, set()), (3, {"shared-race"}), (1, {"shared-race"})])
 def test_warps_that_count(least: int, kinds: set[str], reader: int, adverse: bool) -> None:
-    (out,), found = executed("warps_count", (32,), reader, least, grid=1, block=160, adverse=adverse)
+    (out,), found = execute("warps_count", (32,), reader, least, grid=1, block=160, adverse=adverse)
     assert found == kinds
     assert kinds or (out == 15 - reader - 1).all()
 
@@ -195,7 +195,7 @@ def test_warps_that_count(least: int, kinds: set[str], reader: int, adverse: boo
 @pytest.mark.parametrize("reader", [0, 1])
 @pytest.mark.parametrize(("heeds", "kinds"), [(True, set()), (False, {"shared-race"})])
 def test_a_warp_that_looks_once(heeds: bool, kinds: set[str], reader: int, adverse: bool) -> None:
-    (out,), found = executed("warp_looks_once", (32,), reader, heeds, grid=1, block=64, adverse=adverse)
+    (out,), found = execute("warp_looks_once", (32,), reader, heeds, grid=1, block=64, adverse=adverse)
     assert found >= kinds
     assert kinds or not found
     assert kinds or (out == 5).all()
@@ -206,7 +206,7 @@ def test_a_warp_that_looks_once(heeds: bool, kinds: set[str], reader: int, adver
 @pytest.mark.parametrize(("releases", "acquires"), [(True, True), (False, True), (True, False)])
 def test_an_atomic_object_in_shared_memory(releases: bool, acquires: bool, setter: int, adverse: bool) -> None:
     arguments = setter, releases, acquires
-    (out,), found = executed("atomic_in_shared", (32,), *arguments, grid=1, block=64, adverse=adverse)
+    (out,), found = execute("atomic_in_shared", (32,), *arguments, grid=1, block=64, adverse=adverse)
     ordered = releases and acquires
     assert found == (set() if ordered else {"shared-race"})
     assert not ordered or (out == 5).all()
@@ -215,7 +215,7 @@ def test_an_atomic_object_in_shared_memory(releases: bool, acquires: bool, sette
 @ADVERSE
 @pytest.mark.parametrize(("kind", "races"), [(0, False), (1, False), (2, True), (3, True), (4, True)])
 def test_a_look_before_an_atomic(kind: int, races: bool, adverse: bool) -> None:
-    (out,), found = executed("largest", (128,), kind, grid=1, block=128, adverse=adverse)
+    (out,), found = execute("largest", (128,), kind, grid=1, block=128, adverse=adverse)
     assert found == ({"shared-race"} if races else set())
     assert races or (out == 100).all()
 
@@ -226,6 +226,6 @@ def test_a_look_before_an_atomic(kind: int, races: bool, adverse: bool) -> None:
 @pytest.mark.parametrize("space", [0, 1])
 @pytest.mark.parametrize("lanes", [128, None])
 def test_a_latch(lanes: int | None, space: int, adverse: bool) -> None:
-    left, found = executed("latch", (4,), (256,), space, grid=2, block=128, lanes=lanes, adverse=adverse)
+    left, found = execute("latch", (4,), (256,), space, grid=2, block=128, lanes=lanes, adverse=adverse)
     assert found == set()
     assert (left[1].reshape(2, 128) == np.arange(128)[::-1]).all()

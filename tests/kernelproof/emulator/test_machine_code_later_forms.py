@@ -183,5 +183,5 @@ def test_each_form_computes_what_its_ptx_computes(target: str) -> None:
 
 
 def nan(words: np.ndarray) -> np.ndarray:
-    """NaN as doubles, singles or halves."""
+    """A mask of the words that ``is_nan`` calls NaN in each half of the eight words of a thread."""
     return np.concatenate([is_nan(np.ascontiguousarray(part)) for part in (words[:, :4], words[:, 4:])], axis=1)

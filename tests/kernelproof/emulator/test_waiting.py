@@ -16,7 +16,7 @@ from kernelproof.emulator import Device, Memory, Options
 from tests.kernelproof.emulator.build import compiled_text
 
 Array = Any
-# CTAs of a launch, and the kernels.
+# CTAs of a launch, and the kernels. ``flag``, ``data`` and ``out`` have an int for each CTA.
 CTAS = 12
 CODE = r"""
 __device__ __forceinline__ int weak(const int* p) {
@@ -73,7 +73,7 @@ extern "C" __global__ void grid(int* flag, volatile int* data, int* out) {
   out[blockIdx.x] = data[(blockIdx.x + 1) % gridDim.x];
 }
 
-// What is tried a number of times, or for a time, and then left.
+// Waits for 150 tries, then for a time, and then goes on without the flag.
 extern "C" __global__ void tries(volatile int* flag, int* data, int* out) {
   if (threadIdx.x) return;
   int i = 0;

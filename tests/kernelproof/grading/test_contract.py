@@ -73,7 +73,7 @@ def test_extents() -> None:
 
 
 @pytest.mark.parametrize("text", ["in:f32", "into:f32[n]", "in:f33[n]", "in:f32[n]=zeros", "out:f32[]"])
-def test_buffers_that_are_none(text: str) -> None:
+def test_texts_that_describe_no_buffer_are_refused(text: str) -> None:
     with pytest.raises(WrongInput):
         buffer("x", text)
 
@@ -125,7 +125,7 @@ def test_it_is_reached_from_the_package() -> None:
 
 
 @pytest.mark.slow
-def test_sources_that_do_not_compile() -> None:
+def test_a_source_that_does_not_compile_is_a_finding() -> None:
     verdict = check_source("__global__ void f() { nonsense }", np.add, [{"n": 4}], **ADD)
     assert verdict.rules == {"does-not-compile"}
     assert "nonsense" in verdict.findings[0].message
