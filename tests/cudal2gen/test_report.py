@@ -136,7 +136,7 @@ def test_the_dispatcher_and_nothing() -> None:
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.floats(0.2, 5), st.floats(0.01, 0.5)), min_size=2, max_size=9))
+@given(st.lists(st.tuples(st.floats(0.2, 5) | st.just(1.0), st.floats(0, 0.5) | st.just(0.0)), min_size=2, max_size=9))
 def test_statistics_of_several_problems_are_those_of_all_of_them(draws: list[tuple[float, float]]) -> None:
     ratios = [Ratio(value, value * (1 - width), value / (1 - width)) for value, width in draws]
     summary = summarise(ratios)
@@ -150,6 +150,7 @@ def test_statistics_of_several_problems_are_those_of_all_of_them(draws: list[tup
     assert (inverse.wins, inverse.losses) == (summary.losses, summary.wins)
     assert (inverse.sure_wins, inverse.sure_losses) == (summary.sure_losses, summary.sure_wins)
     assert inverse.geomean.value == pytest.approx(1 / summary.geomean.value)
+    assert summary.wins == sum(ratio.value > 1 for ratio in ratios) / len(ratios)
     assert summary.losses == sum(ratio.value < 1 for ratio in ratios) / len(ratios)
     assert summary.sure_wins == sum(ratio.low > 1 for ratio in ratios) / len(ratios) <= summary.wins
     squares = sum((ratio.value - summary.mean) ** 2 for ratio in ratios)
