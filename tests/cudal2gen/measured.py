@@ -72,7 +72,7 @@ def plausible_us(mnk: tuple[int, int, int]) -> float:
     return 3.0 + 1.5 * max(problem.flops / 900e6, problem.traffic_bytes / 4.9e6)
 
 
-def noisy(
+def noisy_measurement(
     mnk: tuple[int, int, int],
     random: np.random.Generator,
     samples: int = 20,
@@ -107,7 +107,7 @@ def campaign(
     """Measurements of ``count`` shapes by all protocols: device with cold and hot L2, offline and server. The operands
     of the largest shapes count as exceeding the L2.
 
-    ``names``: returns the name of the record that serves given sizes. ``options``: arguments of ``noisy``.
+    ``names``: returns the name of the record that serves given sizes. ``options``: arguments of ``noisy_measurement``.
     """
     random = np.random.default_rng(seed)
     protocols: tuple[dict[str, Any], ...] = (
@@ -124,7 +124,7 @@ def campaign(
             if exceeded and protocol["l2"] == "hot" and protocol["protocol"] == "device":
                 continue
             state = protocol | ({"l2": "exceeded"} if exceeded else {})
-            measurements.append(noisy(mnk, random, samples, record=names(mnk), **options, **state))
+            measurements.append(noisy_measurement(mnk, random, samples, record=names(mnk), **options, **state))
     return Measurements({H200.id: H200}, measurements)
 
 

@@ -49,7 +49,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own(warned: Iterable[WarningMessage]) -> list[str]:
+def library_warnings(warned: Iterable[WarningMessage]) -> list[str]:
     """The texts of the library's warnings. Others are left out: objects of other tests may warn when they are
     collected."""
     return [text for warning in warned if (text := str(warning.message)).startswith("cudal2gen: ")]
@@ -141,7 +141,7 @@ def measurements() -> list[results.Measurement]:
 NAMES = {name: record.name for name, record in packed.RECORDS.items()}
 
 
-def raced(device: EmulatedDevice) -> dict[str, int]:
+def launch_counts(device: EmulatedDevice) -> dict[str, int]:
     """How often each kernel was launched on the device, by the short names of kernels with launches."""
     counts = dict.fromkeys(NAMES, 0)
     for launch in device.session.launches:

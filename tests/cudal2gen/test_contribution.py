@@ -15,7 +15,7 @@ from cudal2gen.report.groups import by_conditions
 from cudal2gen.results import KERNEL, Measurement, Measurements
 from tests.commands import run
 from tests.cudal2gen import measured
-from tests.cudal2gen.measured import H200, noisy, timing
+from tests.cudal2gen.measured import H200, noisy_measurement, timing
 
 MNK = (1024, 1024, 1024)
 
@@ -32,7 +32,7 @@ def faults(tmp_path: Path, *rows: Measurement, **environment: Any) -> list[str]:
     return report.inspect(measured.write(store, tmp_path / "stranger.jsonl")).faults
 
 
-def replaced(row: Measurement, **fields: Any) -> Measurement:
+def with_own_timing(row: Measurement, **fields: Any) -> Measurement:
     """The row with other fields of our kernel's timing."""
     first, *others = row.timings
     return row.model_copy(update={"timings": (first.model_copy(update=fields), *others)})
@@ -46,19 +46,21 @@ def test_an_honest_campaign_has_no_faults(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_named(tmp_path: Path, random: np.random.Generator) -> None:
-    row = noisy(MNK, random, samples=6)
+    row = noisy_measurement(MNK, random, samples=6)
     group = by_conditions(Measurements({H200.id: H200}, [row]))[0]
     floor = group.floor_us(row)
     first = row.timings[0].event_us
     assert faults(tmp_path, row) == []
     cases: dict[str, Measurement] = {
-        "TFLOP/s is above the roofline's": replaced(row, event_us=tuple(us * floor / max(first) / 2 for us in first)),
-        "is below the card's floor of": replaced(row, event_us=(floor * 0.9, *first[1:])),
+        "TFLOP/s is above the roofline's": with_own_timing(
+            row, event_us=tuple(us * floor / max(first) / 2 for us in first)
+        ),
+        "is below the card's floor of": with_own_timing(row, event_us=(floor * 0.9, *first[1:])),
         "5 samples; a measurement has 6": row.model_copy(
             update={"timings": tuple(t.model_copy(update={"event_us": t.event_us[:5]}) for t in row.timings)}
         ),
-        "all samples are": replaced(row, event_us=(first[0],) * 6),
-        "its result is wrong by inf": replaced(row, error=float("inf")),
+        "all samples are": with_own_timing(row, event_us=(first[0],) * 6),
+        "its result is wrong by inf": with_own_timing(row, error=float("inf")),
         "only one contender": row.model_copy(update={"timings": row.timings[:1]}),
         "sample for sample those of 1024_1024_1024, device, L2 cold, cudal2gen": row.model_copy(
             update={"timings": (*row.timings, timing("copy", first))}
@@ -90,7 +92,7 @@ CLAIMS = [
 def test_the_claimed_model_is_that_of_the_card(
     tmp_path: Path, random: np.random.Generator, claim: dict[str, Any], words: str
 ) -> None:
-    sentences = [fault for fault in faults(tmp_path, noisy(MNK, random), **claim) if "gpu is" in fault]
+    sentences = [fault for fault in faults(tmp_path, noisy_measurement(MNK, random), **claim) if "gpu is" in fault]
     assert len(sentences) == bool(words)
     for sentence in sentences:
         assert sentence.startswith(f"{tmp_path / 'stranger.jsonl'}:1: {words}")
@@ -98,13 +100,13 @@ def test_the_claimed_model_is_that_of_the_card(
 
 
 def test_an_impossible_row_is_not_hidden_by_a_later_one(tmp_path: Path, random: np.random.Generator) -> None:
-    row = noisy(MNK, random)
-    fast = replaced(row, event_us=tuple(us / 50 for us in row.timings[0].event_us))
+    row = noisy_measurement(MNK, random)
+    fast = with_own_timing(row, event_us=tuple(us / 50 for us in row.timings[0].event_us))
     assert any("roofline" in fault for fault in faults(tmp_path, fast, row))
 
 
 def test_lines_that_are_no_measurements_are_faults(tmp_path: Path, random: np.random.Generator) -> None:
-    path = measured.write(Measurements({}, [noisy(MNK, random)]), tmp_path / "x.jsonl")
+    path = measured.write(Measurements({}, [noisy_measurement(MNK, random)]), tmp_path / "x.jsonl")
     with path.open("a") as file:
         file.write('{"kind": "measurement"}\nnot json\n')
     sentences = report.inspect(path).faults
@@ -116,15 +118,15 @@ def test_lines_that_are_no_measurements_are_faults(tmp_path: Path, random: np.ra
 def test_names_of_the_machine_stay_at_home(random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "quasar.lab.example")
     monkeypatch.setattr(getpass, "getuser", lambda: "eleonora")
-    row = noisy(MNK, random).model_copy(
+    row = noisy_measurement(MNK, random).model_copy(
         update={
             "absent": {"cublas": "no library at /home/eleonora/my libs/libcublas.so.13 on quasar"},
             "environment": "quasar-0",
         }
     )
-    row = replaced(row, detail="~/build/x/kernel.cubin; B/A ratio, 3/4, fp16/fp32 of eleonora")
+    row = with_own_timing(row, detail="~/build/x/kernel.cubin; B/A ratio, 3/4, fp16/fp32 of eleonora")
     environment = H200.model_copy(update={"id": "quasar-0", "versions": {"cuda": "13.0", "nvcc": "/opt/cuda/bin/nvcc"}})
-    small = noisy((64, 64, 64), random).model_copy(update={"environment": "quasar-0"})
+    small = noisy_measurement((64, 64, 64), random).model_copy(update={"environment": "quasar-0"})
     store = Measurements({"quasar-0": environment, "other": H200}, [row, small])
     result = report.anonymous(store)
     only, small = result.measurements
@@ -137,7 +139,7 @@ def test_names_of_the_machine_stay_at_home(random: np.random.Generator, monkeypa
     assert kernel.event_us == row.timings[0].event_us
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_report_verifies_what_contribute_writes(tmp_path: Path) -> None:
     campaign = measured.campaign(8)
     own, out = measured.write(campaign, tmp_path / "own.jsonl"), tmp_path / "out.jsonl"
     done = run("contribute", str(own), "--out", str(out))

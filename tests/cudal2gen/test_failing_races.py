@@ -26,10 +26,10 @@ from tests.cudal2gen.racing import (  # noqa: E402
     Clock,
     Timed,
     drawn,
+    launch_counts,
+    library_warnings,
     measurements,
-    own,
     process,
-    raced,
     store,
     tuner_of,
 )
@@ -74,10 +74,10 @@ def test_a_wrong_kernel_is_banned_for_good(
         assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
     (digest,) = Store(A100).first_runs.banned()
     assert "an error of 1" in last_reason(digest)
-    before = raced(device)["whole"]
+    before = launch_counts(device)["whole"]
     with process(opened, Timed(device, clock)):
         cudal2gen.matmul(a[:20], b.t())
-    assert raced(device)["whole"] == before
+    assert launch_counts(device)["whole"] == before
 
 
 def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
@@ -173,15 +173,15 @@ def test_a_store_that_cannot_be_used_stops_the_races(
     with process(opened, Timed(device, Clock(device, {}, 300.0)), mode):
         with pytest.warns(UserWarning, match=rf"no autotuning: .*{name}.jsonl.*by CUDAL2GEN_RESULTS") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(3)]
-        assert len(own(warned)) == 1
+        assert len(library_warnings(warned)) == 1
         assert all(torch.equal(d, expected) for d in products)
         tuner = tuner_of(dispatch.current())
         assert tuner is not None
         assert tuner.halted
-    assert raced(device) == {}
+    assert launch_counts(device) == {}
 
 
-def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Makes a file of the store refuse all writes from now on."""
     append = results.append
 
@@ -201,11 +201,11 @@ def test_what_a_full_store_does_not_take_counts_in_the_process(
     a, b, expected = drawn(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
     with process(opened, Timed(device, clock), mode) as dispatcher, monkeypatch.context() as patch:
-        full(patch, "autotune")
+        refuse_writes(patch, "autotune")
         with pytest.warns(UserWarning, match=r"cannot use .*autotune.jsonl: No space left.*make room there") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(60)]
         assert all(torch.equal(d, expected) for d in products)
-        assert len(own(warned)) == 1
+        assert len(library_warnings(warned)) == 1
         assert dispatcher.stats()["kernel"][NAMES["whole"]] > 1
         dispatcher.forget()
         before = clock.seconds
@@ -229,12 +229,12 @@ def test_what_was_measured_counts_where_nothing_can_be_banned(
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
     with process(opened, Timed(device, clock)):
         cudal2gen.matmul(a, b.t())
-    full(monkeypatch, "autotune-first-runs")
-    before = raced(device)
+    refuse_writes(monkeypatch, "autotune-first-runs")
+    before = launch_counts(device)
     with process(opened, Timed(device, clock)) as dispatcher:
         with pytest.warns(UserWarning, match=r"cannot use .*autotune-first-runs.jsonl: No space left"):
             assert torch.equal(cudal2gen.matmul(a[:20], b.t()), expected[:20])
-        assert raced(device) == before, "no kernel runs that could not be banned"
+        assert launch_counts(device) == before, "no kernel runs that could not be banned"
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
 

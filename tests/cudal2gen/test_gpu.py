@@ -240,7 +240,7 @@ def test_the_card_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:
 
 
 def test_nvml_is_asked_by_names_that_it_has(nvml: SimpleNamespace) -> None:
-    """The stand-in also has every function that the room calls."""
+    """Every function of NVML that ``gpu`` calls exists in the real package and in the stand-in."""
     tree = ast.parse(Path(gpu.__file__).read_text())
     used = {
         node.attr
@@ -484,7 +484,7 @@ def test_groups_that_a_kernel_does_not_take(
         kernel.bind(changed)
 
 
-def in_memory(device: EmulatedDevice, operands: Operands) -> Operands:
+def copy_to_device(device: EmulatedDevice, operands: Operands) -> Operands:
     """The same operands in the device's memory, misaligned where a kernel may copy them."""
     placed = {}
     for name, tensor in operands.__dict__.items():
@@ -507,7 +507,7 @@ def test_operands_that_are_not_aligned_to_16_bytes_are_copied(
 ) -> None:
     products = 2 if record.batched else 1
     (operands,) = draw(record.problem, 1, torch.Generator().manual_seed(1), "cpu", products)
-    placed = in_memory(device, operands)
+    placed = copy_to_device(device, operands)
     with kernel_on(device, record, library) as kernel:
         run, copies = kernel.stages(placed)
         run()

@@ -148,6 +148,7 @@ def test_a_group_changes_names_and_texts() -> None:
 
 # --- faults are seen ---
 
+# For each fault of the search for a slot's group: the text, and its replacement.
 SEARCH: dict[str, tuple[str, str]] = {
     "empty groups have no slots": ("begin + group * (kBM - 1)", "begin"),
     "a group that begins in the slot is passed over": ("<= slot) {", "< slot) {"),
@@ -167,6 +168,7 @@ OF_MAPS = {
     "rows of a cut box lie apart": ("int64_t(row + line) * gemm.ldd", "int64_t(row + line) * gemm.n"),
     "a tile begins in its slot's row": ("begin + (cluster_m - first_slot(begin, group)) * kBM", "cluster_m * kBM"),
 }
+# A fault of kernels with a C.
 OF_FUSED: dict[str, tuple[str, str]] = {
     "rows of C are not those of D": ("gemm.fused.c += int64_t(begin) * gemm.fused.ldc;", ""),
 }

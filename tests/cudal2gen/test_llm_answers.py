@@ -18,7 +18,7 @@ from tests.cudal2gen.asking import (
     document,
     incumbent,
     llm_proposer,
-    measured,
+    measured_trials,
     question,
 )
 from tests.cudal2gen.chat_server import (
@@ -140,7 +140,7 @@ def test_what_could_not_be_stored_is_no_proposal(value: str) -> None:
 
 
 def test_repetitions_are_left_out_by_what_is_launched() -> None:
-    (trial,) = measured({"stages": 3})
+    (trial,) = measured_trials({"stages": 3})
     unchanged = {"hint_a": "normal"}
     ideas = [
         ("incumbent", {"stages": 3}),
@@ -162,7 +162,7 @@ def test_what_was_proposed_and_is_no_trial_is_shown_and_not_proposed_again() -> 
         (item,) = proposer.propose(question(), 8)
         assert item.record is not None
         assert space.differing(incumbent(), item.record) == {"raster_group": (8, 2)}
-        proposer.propose(question(measured({"stages": 3}, {"stages": 2}, {"raster_group": 2})), 1)
+        proposer.propose(question(measured_trials({"stages": 3}, {"stages": 2}, {"raster_group": 2})), 1)
     waiting = [document(request)["proposed, not measured yet"] for request in server.requests[:3]]
     differs = "differs from incumbent in"
     assert waiting[:2] == [[], [{differs: {"stages": 3}}, {differs: {"stages": 2}}]]

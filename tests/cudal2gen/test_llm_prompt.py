@@ -24,7 +24,7 @@ from tests.cudal2gen.asking import (
     document,
     incumbent,
     llm_proposer,
-    measured,
+    measured_trials,
     question,
 )
 from tests.cudal2gen.chat_server import (
@@ -37,7 +37,7 @@ require("openai")
 
 
 def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -> None:
-    trials = measured(
+    trials = measured_trials(
         *({"stages": stages, "cluster": cluster} for stages in (2, 3) for cluster in ([1, 1], [2, 1], [1, 2], [2, 2]))
     )
     spilt = trials[0].model_copy(update={"outcome": "spill", "reason": "C7511: serialised", "timings": ()})
@@ -79,7 +79,7 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
 
 
 def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours() -> None:
-    (trial,) = measured({"stages": 3})
+    (trial,) = measured_trials({"stages": 3})
     kernel = trial.timing()
     assert kernel is not None
     vendor = kernel.model_copy(update={"contender": "cublaslt", "event_us": tuple(200.0 for _ in kernel.event_us)})

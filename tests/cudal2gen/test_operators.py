@@ -376,7 +376,9 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
         message = rf"driver of .*A100.* refuses kernels of {opened.directory} \(cudaError {code}\).*--gpu a100"
         with pytest.warns(UserWarning, match=message) as warned:
             products_by_torch = [cudal2gen.matmul(a[:rows], b) for rows in (64, 64, 48, 48, 33)]
-        assert ["KERNELPROOF_PTXAS" in text for text in racing.own(warned)] == [code == 35], "one, with what helps"
+        assert ["KERNELPROOF_PTXAS" in text for text in racing.library_warnings(warned)] == [code == 35], (
+            "one, with what helps"
+        )
         assert all(torch.equal(d, product(a[: len(d)], b)) for d in products_by_torch)
         dispatcher.forget()
         with warnings.catch_warnings():

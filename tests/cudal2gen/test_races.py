@@ -30,9 +30,9 @@ from tests.cudal2gen.racing import (  # noqa: E402
     Clock,
     Timed,
     drawn,
+    launch_counts,
     measurements,
     process,
-    raced,
     store,
     tuner_of,
 )
@@ -76,10 +76,10 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
     kernel, vendor = row.timings
     assert kernel.record == NAMES["whole"]
     assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.MIN_ROUNDS
-    before = raced(device)
+    before = launch_counts(device)
     with process(opened, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
-        assert raced(device) == before | {"whole": before["whole"] + 1}
+        assert launch_counts(device) == before | {"whole": before["whole"] + 1}
     with process(opened, Timed(device, clock), mode="off") as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
@@ -181,7 +181,7 @@ def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
         tuner.tried.clear()
         tuner.spent = races.PROCESS_SECONDS
         cudal2gen.matmul(a, b.t())
-    assert raced(device) == {}
+    assert launch_counts(device) == {}
     assert measurements() == []
 
 
@@ -202,14 +202,14 @@ def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, o
         clock.busy = True
         for _ in range(3):
             assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
-        assert raced(device) == {}
+        assert launch_counts(device) == {}
         clock.busy = False
         calls = 0
         while not measurements():
             calls += 1
-            before = sum(raced(device).values())
+            before = sum(launch_counts(device).values())
             assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
-            assert sum(raced(device).values()) - before <= 2 * races.FINALISTS, "a call races a little"
+            assert sum(launch_counts(device).values()) - before <= 2 * races.FINALISTS, "a call races a little"
             wide.mul_(1)
             assert calls < 100
         a.mul_(2), wide.copy_(a)

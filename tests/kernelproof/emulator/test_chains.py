@@ -1,6 +1,4 @@
-"""Proves that the compact clocks between CTAs, which count rows of chains, order the same accesses as the rows
-themselves.
-"""
+"""Proves that the compact clocks between CTAs order the same accesses as the rows that they stand for."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ THREADS = 64
 Rows = dict[int, np.ndarray]
 
 
-def joined(a: Rows, b: Rows) -> Rows:
+def join(a: Rows, b: Rows) -> Rows:
     """The maximum of rows, CTA by CTA."""
     zero = np.zeros(THREADS, np.int64)
     return {cta: np.maximum(a.get(cta, zero), b.get(cta, zero)) for cta in a.keys() | b.keys()}
@@ -36,7 +34,7 @@ def test_clocks_cover_what_their_rows_cover(seed: int) -> None:
         clock, rows = known[int(draw.integers(len(known)))]
         other, other_rows = known[int(draw.integers(len(known)))]
         clock = merged(chains.released(clock, cta, warp, row), other)
-        known.append((clock, joined(joined(rows, {cta: row}), other_rows)))
+        known.append((clock, join(join(rows, {cta: row}), other_rows)))
     for clock, rows in known:
         for cta in range(ctas):
             of_cta = chains.known_rows(clock, cta)

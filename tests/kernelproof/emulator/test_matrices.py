@@ -10,7 +10,7 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 
-# kind of operand -> (bits, elements per 32-bit register)
+# Type of an operand -> its elements in a register of 32 bits.
 PER = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}
 
 
