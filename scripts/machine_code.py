@@ -2,6 +2,7 @@
 
     python scripts/machine_code.py                          compiles all records and prints them by kind
     python scripts/machine_code.py --published CHECKOUT     also compares sixty records with the published kernels
+    python scripts/machine_code.py ... --draw SEED COUNT    compares others: that many of all exact ones
     python scripts/machine_code.py ... --save FILE          keeps each record's numbers
     python scripts/machine_code.py ... --before FILE        compares with numbers that were kept
 
@@ -54,6 +55,7 @@ COLUMNS = ("issue_slots", "stall_cycles", "loop_cycles", "epilogue", "registers"
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--published", type=Path, help="a clone of deepreinforce-ai/CUDA-L2")
+    parser.add_argument("--draw", type=int, nargs=2, metavar=("SEED", "COUNT"), help="which records are compared")
     parser.add_argument("--save", type=Path, help="where to write the numbers of each record, as JSON")
     parser.add_argument("--before", type=Path, help="numbers of an earlier state, as --save wrote them")
     options = parser.parse_args()
@@ -67,7 +69,7 @@ def main() -> None:
         page += [
             "## Compared with the published kernels",
             "",
-            *comparison(records, numbers, before, options.published),
+            *comparison(drawn(records, options.draw), numbers, before, options.published),
             "",
         ]
     page += ["## All records", "", *groups(records, numbers)]
@@ -153,13 +155,19 @@ def stores(record: Record) -> int:
     return max(1, record.bm * record.bn // record.threads // 8)
 
 
-def drawn(records: Iterable[Record]) -> list[Record]:
-    """Ten exact records of each prefetch kind; what a kind lacks is drawn from the exact records of all kinds."""
+def drawn(records: Iterable[Record], seed_and_count: Sequence[int] | None = None) -> list[Record]:
+    """Ten exact records of each prefetch kind; what a kind lacks is drawn from the exact records of all kinds.
+
+    With ``seed_and_count`` that many are drawn from the exact records of all kinds with this seed.
+    """
     exact = [
         record
         for record in sorted(records, key=lambda record: (record.m, record.n, record.k))
         if isinstance(record, Sm80Multistage) and record.origin.structure == "exact"
     ]
+    if seed_and_count is not None:
+        seed, count = seed_and_count
+        return random.Random(seed).sample(exact, count)
     generator = random.Random(SEED)
     draw: list[Record] = []
     for kind in sorted({record.prefetch.kind for record in exact}):
@@ -169,12 +177,12 @@ def drawn(records: Iterable[Record]) -> list[Record]:
 
 
 def comparison(
-    records: Sequence[Record], numbers: dict[str, Numbers], before: dict[str, Numbers], checkout: Path
+    draw: Sequence[Record], numbers: dict[str, Numbers], before: dict[str, Numbers], checkout: Path
 ) -> list[str]:
-    """A Markdown table of the drawn records. Its cells have a number before, now, and in the published kernel; then the
+    """A Markdown table of drawn records. Its cells have a number before, now, and in the published kernel; then the
     geometric means of now over published follow. ``before``: the numbers of an earlier state, by problem, or empty."""
     rows = []
-    for record in drawn(records):
+    for record in draw:
         published = _numbers(published_cubin(checkout, record), record)
         rows.append((record, before.get(problem(record), {}), numbers[problem(record)], published))
     rows.sort(key=lambda row: (kinds(row[0]), row[0].m, row[0].n, row[0].k))
