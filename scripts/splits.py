@@ -1,4 +1,4 @@
-"""Chooses where kernels published for the A100 split k, which they were published without.
+"""Decides for which problems a kernel published for the A100 should split k. The published kernels do not split it.
 
     python scripts/splits.py SPEEDUPS             prints the choices
     python scripts/splits.py SPEEDUPS --acc f32   prints those with fp32 sums
@@ -13,9 +13,9 @@ github.com/AlnisM/autoheuristic-datasets. A published kernel gets ``split_k`` an
 - without the split it takes at least ``MIN_GAIN`` times as long, by the timing model's cheap form and by machine code;
 - the partial sums fit in the part of the L2 that the model gives to them.
 
-Of several numbers of slices the one with the largest gain is taken, by the less favourable form of the model. The
-record as published moves to configs/published/records.jsonl. Nothing is measured, and records that a GPU tuned stay as
-they are.
+If several slice counts qualify, the one with the largest gain is taken. A gain is the smaller of the estimates by the
+two forms of the model. The record as published moves to configs/published/records.jsonl. Nothing is measured, and
+records that were tuned on a GPU stay as they are.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from cudal2gen.timing.recordings import autoheuristic, triton
 GPU = "a100"  # whose records may split k
 ACCS = ("f16", "f32")  # accumulators of these records
 VENDOR = BASELINES["cuBLASLt-AutoTuning"]
-SLICES = (2, 4, 8, 16)  # powers of two: a proof does not know quotients by other numbers
-RECORDED_SLICES = (*SLICES, 3, 6, 12)  # what may be gained on recorded tiles, which are not proven
+SLICES = (2, 4, 8, 16)  # certificates cover only powers of two: their polynomials express no quotient by other numbers
+RECORDED_SLICES = (*SLICES, 3, 6, 12)  # slice counts tried on recorded tiles, which need no certificate
 # The least modelled gain for which k is split.
 MIN_GAIN = 1.10
 PARTIAL_BYTES = 4  # of a partial sum, which is fp32
 CLASSES = (1.0, 1.0001, 1.1, 1.2, 1.5, 2.0, math.inf)  # bounds of classes of the modelled gain
-WORDS = "tuned by model"  # how the origin of a record says that the timing model changed it
+MODEL_SOURCE = "tuned by model"  # how the origin of a record says that the timing model changed it
 
 Tables = Sequence[Mapping[str, float]]
 Modelled = Callable[[Record], float]  # the modelled time of a record, in microseconds
@@ -80,7 +80,7 @@ def splits(record: Record) -> Iterator[Record]:
         if record.m * record.n * PARTIAL_BYTES * slices > room:
             return
         origin = Origin(
-            source=f"{record.origin.source}, {WORDS}", structure="modelled",
+            source=f"{record.origin.source}, {MODEL_SOURCE}", structure="modelled",
             changed=tuple(sorted({*record.origin.changed, "split_k"})),
         )  # fmt: skip
         try:
@@ -125,6 +125,7 @@ def write(chosen: Sequence[Split], accs: Container[str]) -> None:
     accumulators that are not chosen again go back to the published records."""
     new = {item.split.problem: item.split for item in chosen}
     earlier = published.replaced()
+    # The published record of every problem that splits k now or did so before.
     former = {record.problem: record for record in earlier if record.acc in accs}
     former |= {item.published.problem: item.published for item in chosen}
     kept = [record for record in catalog.load() if record.origin.structure == "tuned" or record.problem not in former]
@@ -138,15 +139,17 @@ def write(chosen: Sequence[Split], accs: Container[str]) -> None:
     catalog.save([*others, *replaced], published.replaced_path())
 
 
-class RecordedGain(NamedTuple):
-    """The modelled gain of a kernel by a split, and its recorded time without a split over the vendor's."""
+class GainAndRatio(NamedTuple):
+    """The modelled gain of a kernel by a split, and its time without a split, recorded or published, over the
+    vendor's."""
 
-    modelled: float
-    recorded: float
+    modelled_gain: float
+    over_vendor: float
 
 
-def recorded_gains(folder: Path, gpu: str) -> list[RecordedGain]:
-    """The gains of the fastest tiles of recorded problems, beside cuBLAS. The tiles do not split k; cuBLAS may."""
+def recorded_gains(folder: Path, gpu: str) -> list[GainAndRatio]:
+    """For each recorded problem, the fastest tile: its modelled gain by a split, and its recorded time over cuBLAS's.
+    The recorded tiles do not split k; cuBLAS may."""
     gains = []
     for item in autoheuristic.load(folder).get(gpu, []):
         if item.vendor_us is None:
@@ -156,30 +159,31 @@ def recorded_gains(folder: Path, gpu: str) -> list[RecordedGain]:
         whole = model.estimate_kernel(kernel).us
         steps = kernel.tile_steps
         parts = [model.estimate_kernel(kernel._replace(split_k=n)).us for n in RECORDED_SLICES if n <= steps]
-        gains.append(RecordedGain(whole / min([whole, *parts]), item.tiles[tile] / item.vendor_us))
+        gains.append(GainAndRatio(whole / min([whole, *parts]), item.tiles[tile] / item.vendor_us))
     return gains
 
 
-def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> list[RecordedGain]:
-    """The gains of published kernels without a split, by the cheap form of the model, beside cuBLASLt's fastest."""
+def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> list[GainAndRatio]:
+    """For each published kernel without a split: its gain by a split, by the cheap form of the model, and its published
+    time over that of cuBLASLt's fastest algorithm."""
     gains = []
     for record in records:
         if record.split_k == 1 and record.mnk in table:
             whole = _cheap_us(record)
             parts = [_cheap_us(split) for split in splits(record)]
-            gains.append(RecordedGain(whole / min([whole, *parts]), 1 / table[record.mnk]))
+            gains.append(GainAndRatio(whole / min([whole, *parts]), 1 / table[record.mnk]))
     return gains
 
 
-def print_recorded(gains: Sequence[RecordedGain]) -> None:
+def print_classes(gains: Sequence[GainAndRatio]) -> None:
     """Prints a row of a Markdown table for each class of the modelled gain: the class, its kernels, the geometric means
     of their modelled gains and of their times over the vendor's, and the share of kernels that are slower than it."""
     for low, high in pairwise(CLASSES):
-        row = [gain for gain in gains if low <= gain.modelled < high]
+        row = [gain for gain in gains if low <= gain.modelled_gain < high]
         if row:
-            modelled, recorded = (geometric_mean(column) for column in zip(*row, strict=True))
-            share = sum(gain.recorded > 1 for gain in row) / len(row)
-            print(f"| {low} to {high} | {len(row)} | {modelled:.3f} | {recorded:.3f} | {share:.2f} |")
+            modelled_gain, over_vendor = (geometric_mean(column) for column in zip(*row, strict=True))
+            share = sum(gain.over_vendor > 1 for gain in row) / len(row)
+            print(f"| {low} to {high} | {len(row)} | {modelled_gain:.3f} | {over_vendor:.3f} | {share:.2f} |")
 
 
 def choose_and_print(folder: Path, acc: str) -> list[Split]:
@@ -190,7 +194,7 @@ def choose_and_print(folder: Path, acc: str) -> list[Split]:
     files = [folder / f"cuda_l2_{NAMES[GPU, acc]}_speedup_{mode}.csv" for mode in MODES]
     tables = [{mnk: row[VENDOR] for mnk, row in speedup_table(path).items()} for path in files]
     records = [record for record in published.structures() if (record.gpu, record.acc) == (GPU, acc)]
-    print_recorded(published_gains(records, tables[0]))
+    print_classes(published_gains(records, tables[0]))
     chosen = choose(records, tables)
     for item in chosen:
         gains = " ".join(f"{gain:.3f}" for gain in item.gains)
@@ -212,7 +216,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.recordings:
-        print_recorded(recorded_gains(options.recordings, GPU))
+        print_classes(recorded_gains(options.recordings, GPU))
     if not options.speedups:
         return
     accs = [acc for acc in ACCS if options.acc in (None, acc)]

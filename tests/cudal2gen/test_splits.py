@@ -30,7 +30,7 @@ def test_a_replaced_record_differs_from_the_published_one_by_its_slices() -> Non
     for before, after in PAIRS:
         assert after is not None
         assert (before.origin.structure, after.origin.structure) == ("exact", "modelled")
-        assert after.origin.source == f"{before.origin.source}, {splits.WORDS}"
+        assert after.origin.source == f"{before.origin.source}, {splits.MODEL_SOURCE}"
         assert (before.split_k, after.split_k in splits.SLICES) == (1, True)
         assert after.at(after.problem, split_k=1, origin=before.origin) == before
         assert model.estimate(before).us >= splits.MIN_GAIN * model.estimate(after).us
@@ -133,5 +133,5 @@ def test_recorded_gains_are_of_the_fastest_tile(tmp_path: Path) -> None:
     ]
     (tmp_path / "a.txt").write_text(device + names + "".join(tiles) + f"{product},extern_mm,0.05\n")
     (gain,) = splits.recorded_gains(tmp_path, "a100")
-    assert gain.recorded == pytest.approx(4.0)
-    assert gain.modelled > 2.0
+    assert gain.over_vendor == pytest.approx(4.0)
+    assert gain.modelled_gain > 2.0
