@@ -41,19 +41,19 @@ from kernelproof.certificates.program import Program, place_of
 from kernelproof.ground.chips import WARP
 from kernelproof.ground.schema import Schema
 
-# Names in polynomials: the number of k-tiles; the number q of periods before the one that is executed; and the k-tiles
-# beyond the least number of a ``Family``, in its steps.
+# Names in polynomials. TILES: the number of k-tiles. TURN: the number q of periods before the one that is executed.
+# REST: how many steps of a ``Family`` the number of k-tiles is above the family's least number.
 TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
-PRODUCTS = 16 * 8 * 16  # multiplications of one mma.sync of a warp (m16n8k16)
+MULTIPLICATIONS_PER_MMA = 16 * 8 * 16  # multiplications of one mma.sync of a warp (m16n8k16)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What is stated of a main loop.
+    """What a claim says about a main loop, which is often a ring of stages.
 
     ``period``, ``ahead``: numbers of k-tiles, see the module; if ``period`` is 0, both are searched for. ``least``,
     ``most``: the fewest and the most k-tiles. ``only``: the number of k-tiles if only one is possible, else 0.
-    ``items``: what is stated of the loop around this one; None if CTAs are not persistent. ``peeled``: how many
+    ``items``: what the claim says about the loop around this one; None if CTAs are not persistent. ``peeled``: how many
     iterations come before iteration 0 of the invariant, because they differ from the others.
     """
 
@@ -84,23 +84,23 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Family:
-    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest from 0 on; if ``only`` is not
+    """Numbers of k-tiles that are proven together: ``least + step * REST`` for every REST from 0 on; if ``only`` is not
     0, that number alone."""
 
     least: int
     step: int
     only: int
 
-    def tiles(self, rest: Polynomial) -> Polynomial:
-        """The number of k-tiles for a rest."""
-        return Polynomial.of(self.only) if self.only else rest * self.step + self.least
+    def tiles(self, steps_above: Polynomial) -> Polynomial:
+        """The number of k-tiles that is some steps above the least one."""
+        return Polynomial.of(self.only) if self.only else steps_above * self.step + self.least
 
 
 class MainLoop:
     """Proves a kernel for every number of k-tiles, under a contract in which their number is the name ``TILES``.
 
-    ``invariant``: that of the main loop; None if ``cases`` is to guess it, which ``guesses`` must allow, and to leave
-    it here. ``phase``: how far the proof has come. Raises NotCertified for kernels that are not covered.
+    ``invariant``: that of the main loop. If it is None, ``cases`` guesses it and stores it here; this needs ``guesses``
+    = True. ``phase``: how far the proof has come. Raises NotCertified for kernels that are not covered.
     """
 
     def __init__(
@@ -131,6 +131,8 @@ class MainLoop:
         self.unrolled, self.iterations_per_tile = self._unrolling()
         self.phase = Phase.FEW
         self.period = lcm(ring.period, self.unrolled)
+        # At least one iteration after the peeled ones must exist in the general cases, and numbers of k-tiles below
+        # ``least`` need no proof.
         self.ahead = max(ring.ahead, self.unrolled * (1 + ring.peeled) - 1, ring.least - 1)
 
     def _unrolling(self) -> tuple[int, int]:
@@ -139,10 +141,10 @@ class MainLoop:
         tile = self.contract.tile
         if self.head is None or tile is None:
             return 1, 1
-        # The coefficient of TILES in the number of k is the k of a k-tile.
+        # The length of the sum is a polynomial; its coefficient of TILES is the number of k in one k-tile.
         multiplications = tile.rows * tile.cols * self.contract.sum_end.in_lane(0)[(TILES,)]
         if self.contract.is_product:
-            work_of_tile = multiplications // (PRODUCTS * self.contract.lanes // WARP)
+            work_of_tile = multiplications // (MULTIPLICATIONS_PER_MMA * self.contract.lanes // WARP)
         else:
             work_of_tile = multiplications * WIDTHS[self.contract.type_of("A")] // self.contract.lanes
         work_of_loop = sum(map(self.work, self.program.loops[self.head]))
@@ -161,8 +163,8 @@ class MainLoop:
         if self.unrolled == 1 or ring.only:
             yield from self._family(Family(self.ahead + 1, 1, ring.only))
             return
-        for rest in range(self.period):
-            yield from self._family(Family(self.ahead + 1 + rest, self.period, 0))
+        for remainder in range(self.period):
+            yield from self._family(Family(self.ahead + 1 + remainder, self.period, 0))
 
     def _family(self, family: Family) -> Iterator[Case]:
         """Prove a family of numbers of k-tiles, all larger than those that are executed one by one."""
@@ -183,9 +185,9 @@ class MainLoop:
         turns.check(Polynomial.of(0), first, machine.facts, self.kinds)
         yield Case(covers=f"{name}, up to the loop", instructions=machine.steps)
         yield self._prove_period(family, turns)
-        for rest in range(0, self.period, family.step):
-            if not family.only or (family.only - family.least - rest) % self.period == 0:
-                yield self._prove_exit(family, turns, rest)
+        for remainder in range(0, self.period, family.step):
+            if not family.only or (family.only - family.least - remainder) % self.period == 0:
+                yield self._prove_exit(family, turns, remainder)
 
     def _machine(self, tiles: Polynomial, bounds: Bounds) -> Machine:
         """A machine for the problems with ``tiles`` k-tiles. ``bounds``: of the names in that polynomial."""
@@ -216,13 +218,13 @@ class MainLoop:
         """The state in which a CTA, or an item of a persistent one, begins."""
         return machine.start() if self.items is None else self.items.start(machine, TILES, tiles, bounds)
 
-    def _to_end(self, machine: Machine, state: State, rest: Polynomial) -> None:
-        """Run to the end of the CTA, or of its item, and check what it has done. ``rest``: the value of REST in these
-        problems."""
+    def _to_end(self, machine: Machine, state: State, steps_above: Polynomial) -> None:
+        """Run to the end of the CTA, or of its item, and check what it has done. ``steps_above``: the value of REST in
+        these problems."""
         if self.items is None:
             machine.run(state)
         else:
-            self.items.finish(machine, machine.run(state, self.items.head), REST, rest)
+            self.items.finish(machine, machine.run(state, self.items.head), REST, steps_above)
 
     def _after_period(self, machine: Machine, state: State) -> State:
         """The state at the loop's head after a period of k-tiles. Raises NotCertified if it stores to D or the
@@ -239,9 +241,9 @@ class MainLoop:
 
     def _guess_invariant(self, family: Family, first: State, live: list[str]) -> Invariant:
         """The invariant that the loop's first period suggests."""
-        rest = Polynomial.named(REST) + self.period // family.step
-        machine = self._machine(family.tiles(rest), self._rest_bounds())
-        start = substituted(first, REST, rest, machine.facts, self.kinds)
+        steps_above = Polynomial.named(REST) + self.period // family.step
+        machine = self._machine(family.tiles(steps_above), self._rest_bounds())
+        start = substituted(first, REST, steps_above, machine.facts, self.kinds)
         return guess(start, self._after_period(machine, start), live, self.program.emitter.variable, self.kinds)
 
     def _prove_period(self, family: Family, turns: Turns) -> Case:
@@ -250,32 +252,34 @@ class MainLoop:
         turn = Polynomial.named(TURN)
         # T is at least q + 1 periods more than the family's least number. So after q periods one more is left, and then
         # at least the k-tiles of an exit.
-        rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
+        steps_above = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
         least = family.least + self.period
         most = (family.only - least) // self.period if family.only else self.ring.most // self.period
-        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rest_bounds())
-        state = self._after_period(machine, self._state_at(turns, turn, rest, machine))
+        machine = self._machine(family.tiles(steps_above), {(TURN,): (0, most)} | self._rest_bounds())
+        state = self._after_period(machine, self._state_at(turns, turn, steps_above, machine))
         expected = Turns(turns.invariant, turns.first, turns.live, turns.variable)
-        expected.first = substituted(turns.first, REST, rest, machine.facts, self.kinds)
+        expected.first = substituted(turns.first, REST, steps_above, machine.facts, self.kinds)
         expected.check(turn + 1, state, machine.facts, self.kinds)
         return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
-    def _prove_exit(self, family: Family, turns: Turns, rest: int) -> Case:
-        """Prove the way from the loop's head after q = TURN periods to the end, where ``rest`` more k-tiles are left
-        than the family's least number."""
-        least = family.least + rest
+    def _prove_exit(self, family: Family, turns: Turns, remainder: int) -> Case:
+        """Prove the way from the loop's head after q = TURN periods to the end, where ``remainder`` more k-tiles are
+        left than the family's least number."""
+        least = family.least + remainder
         if family.only:
             turn, bounds = Polynomial.of((family.only - least) // self.period), Bounds()
         else:
             turn, bounds = Polynomial.named(TURN), {(TURN,): (0, self.ring.most // self.period)}
-        left = turn * (self.period // family.step) + rest
-        machine = self._machine(family.tiles(left), bounds)
-        self._to_end(machine, self._state_at(turns, turn, left, machine), left)
+        # The remainder counts k-tiles. It counts steps too, because it is 0 unless a step is one k-tile.
+        steps_above = turn * (self.period // family.step) + remainder
+        machine = self._machine(family.tiles(steps_above), bounds)
+        self._to_end(machine, self._state_at(turns, turn, steps_above, machine), steps_above)
         return Case(covers=f"{self.period} * q + {least} k-tiles", instructions=machine.steps)
 
-    def _state_at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
-        """The state at the loop's head after ``turn`` periods. ``rest``: REST's value in the machine's problems."""
-        return substituted(turns.at(turn, machine.facts, self.kinds), REST, rest, machine.facts, self.kinds)
+    def _state_at(self, turns: Turns, turn: Polynomial, steps_above: Polynomial, machine: Machine) -> State:
+        """The state at the loop's head after ``turn`` periods. ``steps_above``: the value of REST in the machine's
+        problems."""
+        return substituted(turns.at(turn, machine.facts, self.kinds), REST, steps_above, machine.facts, self.kinds)
 
 
 def _without_loop(program: Program, contract: Contract) -> NotCertified:
