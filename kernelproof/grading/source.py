@@ -61,7 +61,7 @@ class Limits:
     - ``device``: the emulated capability or GPU.
     - ``seconds``, ``gib``: limits of time and memory for the check, which runs in a process of its own unless
       ``isolated`` is False. ``compile_s``: the limit of nvcc in seconds; ``nvcc_arguments``: further arguments of nvcc.
-    - ``places``: how many elements of each input are changed, one at a time.
+    - ``places``: how many elements of each input are changed, one at a time, to see whether the outputs respond.
     - ``seed``: the seed of all random draws. Keep it secret if sources are optimised against this check.
     """
 
@@ -107,7 +107,7 @@ def check_source(
       that varies; two more shapes are drawn at random from these ranges. Other names keep the first shape's values.
       Without ``draws`` one shape is drawn near the stated ones, and what is wrong on it is a remark; ``{}`` draws none.
     - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
-      for scratch memory. ``launches``: see ``ContractLaunch``; one call consists of all of them.
+      for scratch memory. ``launches``: see ``ContractLaunch``; one call consists of all of them, in order.
     - ``reference`` receives inputs and values of the shape by the names of its parameters. Inputs are arrays of NumPy
       or torch (``arrays``) with the rounded values in fp64, or integers in int64. It returns the outputs in the order
       of ``buffers``.
@@ -115,9 +115,11 @@ def check_source(
       tolerance has terms and inputs are multiplied. ``host_calls``: operations of torch that host code may call.
     - ``operands``: the least precise type to multiply in (f32, tf32, f16, bf16, e4m3, ..., "any"), by default the
       narrowest of inputs and outputs; ``accumulator``: the same for sums, by default f32 if terms or flops are stated.
+    - ``kinds``: the kinds of inputs that are drawn, out of ``inputs.KINDS``. ``limits``: see ``Limits``.
     - ``claimed_us``: a measured time, or one per shape, to compare with the least time that ``gpu`` needs.
 
-    Raises WrongInput for a contradictory description, MissingTool without nvcc; faults of the source are findings.
+    Raises WrongInput for a contradictory description or an unknown kind, and MissingTool without nvcc. Faults of the
+    source are findings.
     """
     start, limits = time.perf_counter(), limits or Limits()
     contract, stated = parse_contract(buffers, launches, call), named_shapes(shapes, names)
@@ -177,25 +179,25 @@ def _compiled_factory(
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
-    translated = module.host_text if module else text
+    to_compile = module.host_text if module else text
     # Includes are checked before any compiler sees the text, for systems whose compiler runs without a sandbox.
-    if (contract.call or not is_ptx(text)) and (lines := includes.revealing_lines(translated)):
+    if (contract.call or not is_ptx(text)) and (lines := includes.revealing_lines(to_compile)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:MAX_LINES]))
         return None
     try:
         if contract.call is not None:
             path = launcher.library(
-                translated, contract.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
+                to_compile, contract.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
             )
             _assemble(assembly.embedded(path, limits.device), limits, verdict)
             return partial(launcher.HostCalls, path, contract, device=limits.device)
         if module:
-            translated = module.device_text
-        if not is_ptx(translated):
-            translated = _with_templates(translated, [launch.entry for launch in contract.launches])
-        code = _ptx(translated, module, limits)
-        if is_ptx(translated):
-            program(code)
+            to_compile = module.device_text
+        if not is_ptx(to_compile):
+            to_compile = _with_templates(to_compile, [launch.entry for launch in contract.launches])
+        code = _ptx(to_compile, module, limits)
+        if is_ptx(to_compile):
+            program(code)  # raises PtxError if the emulator cannot read it
         _assemble([code], limits, verdict)
     except launcher.MissingPart as error:
         verdict.not_checked.append(str(error))
@@ -206,17 +208,18 @@ def _compiled_factory(
             return None
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
-    code_elsewhere = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+    # Compiled again as if on another machine, to catch sources that adapt to this one.
+    code_elsewhere = ptx_elsewhere(to_compile, limits.device, limits.nvcc_arguments, limits.compile_s)
     return partial(LaunchedCalls, code, code_elsewhere, contract, device=limits.device)
 
 
-def _ptx(translated: str, module: modules.ExtensionModule | None, limits: Limits) -> str:
+def _ptx(to_compile: str, module: modules.ExtensionModule | None, limits: Limits) -> str:
     """The PTX of device code. Raises Failure with the compiler's errors.
 
     Raises launcher.MissingPart if a module's kernels compile only with its host code, whose types they may take.
     """
     try:
-        return ptx(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+        return ptx(to_compile, limits.device, limits.nvcc_arguments, limits.compile_s)
     except Failure:
         if module is None:
             raise
@@ -275,19 +278,20 @@ def _with_templates(text: str, entries: Sequence[str]) -> str:
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
-def grade(criteria: Criteria, verdict: Verdict, stated: int) -> Verdict:
-    """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's; the others
-    are drawn.
+def grade(criteria: Criteria, verdict: Verdict, stated_count: int) -> Verdict:
+    """Examine all of ``verdict.shapes`` and add the findings. The first ``stated_count`` shapes are the user's; the
+    others are drawn.
 
-    A wrong value on a drawn shape is reported as a special case for the stated shapes only if these were all right.
+    If all stated shapes are right and a drawn one is wrong, the finding says that the source is specialised to the
+    stated shapes.
     """
     reports: list[Report] = []
-    largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
+    largest = max(verdict.shapes[:stated_count], key=lambda shape: prod(shape.values()))
     stated_right = True
     for number, shape in enumerate(verdict.shapes):
         examination = None
         try:
-            examination = Examination(criteria, shape, number >= stated and stated_right)
+            examination = Examination(criteria, shape, number >= stated_count and stated_right)
             examination.run()
         except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
             _record_error(error, shape, verdict)
@@ -361,7 +365,7 @@ def _compare_times(
 ) -> None:
     """Compare claimed times with the least time that the GPU needs, and add the latter to the verdict.
 
-    Raises WrongInput.
+    Raises WrongInput for an unknown GPU, or if the number of claimed times is not that of the shapes.
     """
     if gpu is None:
         return
@@ -398,7 +402,7 @@ def with_outcome(verdict: Verdict) -> Verdict:
 
 
 def _serve_grade(
-    pipe: Connection, criteria: Criteria, verdict: Verdict, stated: int, box: sandbox.Sandbox | None
+    pipe: Connection, criteria: Criteria, verdict: Verdict, stated_count: int, box: sandbox.Sandbox | None
 ) -> None:
     """Grade in a child process and write the verdict to the pipe as JSON, or an error after ``WRONG_INPUT`` or
     ``UNCONFINED``."""
@@ -410,7 +414,7 @@ def _serve_grade(
             sandbox.confine(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
         else:
             sandbox.erase_variables(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
-        answer = grade(criteria, verdict, stated).model_dump_json()
+        answer = grade(criteria, verdict, stated_count).model_dump_json()
     except WrongInput as error:
         answer = f"{WRONG_INPUT}{error}"
     except sandbox.ConfinementError as error:
@@ -420,17 +424,17 @@ def _serve_grade(
         data = data[os.write(pipe.fileno(), data) :]
 
 
-def _grade_in_process(criteria: Criteria, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+def _grade_in_process(criteria: Criteria, verdict: Verdict, stated_count: int, limits: Limits) -> Verdict:
     """Call ``grade`` in a child process with limits, and in a sandbox if host code runs. Raises WrongInput."""
     if not limits.isolated:
-        return grade(criteria, verdict, stated)
+        return grade(criteria, verdict, stated_count)
     host_code = isinstance(criteria.factory, partial) and criteria.factory.func is launcher.HostCalls
     box = (
         execution.program_sandbox([criteria.factory.args[0]], limits.seconds)
         if isinstance(criteria.factory, partial) and host_code
         else None
     )
-    worker = Worker("fork", _serve_grade, criteria, verdict, stated, box)
+    worker = Worker("fork", _serve_grade, criteria, verdict, stated_count, box)
     watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
     answer = b""
     try:
