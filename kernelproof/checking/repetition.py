@@ -46,12 +46,14 @@ class Repetitions:
         self._unchanging: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
-        # The accesses of each launch that matter for its order with other streams and the host, the latest launch last.
+        # The accesses of each launch, by which its order with other streams and the host is checked. The latest launch
+        # comes last.
         self._touched: dict[_Key, list[AccessedGranules]] = {}
         self._changes = 0
 
     def repeat(self, launch: KernelLaunch) -> bool:
-        """Apply a launch's effect without executing it. Returns False, and does nothing, if the effect is not known."""
+        """Apply a launch's effect without executing it. Returns False, and leaves memory as it is, if the effect is not
+        known. Sets ``launch.remembered``."""
         key = _key(launch)
         launch.remembered = self._touched.get(key, [])
         unchanged_version = self._unchanging.get(key)
@@ -110,7 +112,7 @@ class Repetitions:
         self._effects.pop(_key(launch), None)
 
     def _version(self) -> tuple[int, int]:
-        """A number that changes whenever a launch or the host has changed memory."""
+        """Two numbers, of which one changes whenever a launch or the host has changed memory."""
         return self._changes, self.memory.writes + _written_by_host(self.memory)
 
 

@@ -22,7 +22,7 @@ from kernelproof.ground.errors import WrongInput
 
 # The reference, which computes in fp64, satisfies a relation if it is off by at most this share of its largest result.
 EXACT_SHARE = 1e-10
-# Outputs satisfy a relation if they are off by at most this many times the largest error of the two calls' better one.
+# Besides rounding, an output may be off by this many times the smaller of the two calls' largest errors.
 MOST_OWN_ERRORS = 16.0
 LEAST_ELEMENTS = 16  # smaller outputs are not judged, since they do not show how large errors usually are
 POWERS = (0, 1, -1, 2, -2)  # an output may be proportional to one of these powers of an input
@@ -72,7 +72,8 @@ def broken_relations(
 ) -> Iterator[BrokenRelation]:
     """Finds the outputs of the call ``answer`` that differ, by more than rounding, from what the relation demands.
 
-    ``base``: the call with unchanged inputs. ``buffers``: those of the contract, by name.
+    ``base``: the call with unchanged inputs. ``buffers``: those of the contract, by name. An output is skipped if it is
+    small, or if one of the calls was not right.
     """
     for name, item in answer.expected.items():
         before = base.expected[name]
@@ -125,7 +126,8 @@ class _Proposals:
         return True
 
     def permutations(self) -> Iterator[Relation]:
-        """Permutes all axes whose order does not matter or is that of the outputs: first reversed, then at random."""
+        """Permutes every axis along which a permutation of the inputs permutes the outputs alike or changes nothing.
+        The order is first reversed, then random."""
         for kind in ("reversed", "permuted"):
             orders: dict[str, Array] = {}
             for name in self.shape:
@@ -197,7 +199,7 @@ TABLE: tuple[tuple[str, Callable[[_Proposals], Iterator[Relation]]], ...] = (
 
 
 def _axes(item: ContractBuffer) -> dict[str, int]:
-    """The axes of a buffer whose extent is a name of the shape, by that name. Names that occur twice are left out."""
+    """Name -> axis number, for the axes whose extent is a single name. Names that occur twice are left out."""
     parts = [part.strip() for part in item.extents.split(",")]
     return {part: number for number, part in enumerate(parts) if part.isidentifier() and parts.count(part) == 1}
 

@@ -16,7 +16,7 @@ class Finding(BaseModel):
     """A broken rule.
 
     ``kernel`` is the kernel that breaks it, if it is a single one, and ``shape`` the problem size that shows it.
-    ``evidence`` are numbers by name; docs/kernelproof/grading.md lists them for each rule. ``hint`` and ``page`` are
+    ``evidence``: values by name; docs/kernelproof/grading.md lists them for each rule. ``hint`` and ``page`` are
     those of the rule.
     """
 
@@ -43,8 +43,8 @@ class Finding(BaseModel):
 class CountedKernel(BaseModel):
     """A kernel, as it ran in the first call of the largest shape.
 
-    ``instructions`` counts executions per warp. ``flops`` is an upper bound of their floating-point operations;
-    ``mma_flops`` is the part of it that tensor cores execute.
+    ``ctas`` counts the CTAs of all launches together, ``instructions`` the executions per warp. ``flops`` is an upper
+    bound of the kernel's floating-point operations; ``mma_flops`` is the part of it that tensor cores execute.
     """
 
     name: str

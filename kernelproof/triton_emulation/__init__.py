@@ -1,4 +1,4 @@
-"""Runs Triton kernels on the CPU by their real PTX, with the emulator's findings: races, wrong addresses, fences.
+"""Runs Triton kernels on the CPU by their real PTX, with the emulator's findings, such as races and missing fences.
 
     with triton_emulation.emulate(device="sm_90a") as session:
         kernel[grid](x, y, n, BLOCK=1024)      # CPU tensors; results are in them
@@ -37,7 +37,7 @@ def emulate(
 
     ``device``: ``sm_80``, ``sm_90a``, a GPU such as ``h100``, or an emulator's Device; kernels are compiled for its
     compute capability. ``config``: the configuration of autotuned kernels, as a number in their list or a
-    triton.Config; by default the first that their pruning leaves (``session.notes`` names it). ``check``: raise
+    triton.Config; by default the first one left after Triton's pruning (``session.notes`` names it). ``check``: raise
     ``Findings`` at the end if there are errors. ``options``: the emulator's; ``Options(hazards=False)`` turns off
     checks of order. Raises MissingTool without triton, WrongInput for an unknown device or with TRITON_INTERPRET set.
     """

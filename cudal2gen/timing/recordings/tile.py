@@ -1,7 +1,7 @@
 """Turns recorded configurations of Triton's matrix product into records, so that the tuner can search among them.
 
-Their family has no template and no rules, and is not proposed for any GPU. Code that reads recordings registers the
-family by ``register``.
+These records form the family ``triton_tile``, which has no template and no rules and is not proposed for any GPU. Code
+that reads recordings registers the family by ``register``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TritonTile(Record):
 
 
 def register() -> None:
-    """Adds the family to those that ``parse`` reads."""
+    """Adds the family to those that ``cudal2gen.kernel.parse`` reads."""
     if "triton_tile" not in FAMILIES:
         spelling.register(TritonTile)
 

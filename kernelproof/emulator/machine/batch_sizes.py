@@ -14,7 +14,8 @@ MAX_STEP_GROWTH = 1.5
 
 class BatchSizes:
     """The batch sizes of a launch, which grow while that makes execution faster. ``planned``: the sizes of an earlier
-    execution of the same launch. They are used again, since suspected races refer to batches."""
+    execution of the same launch. A repeated execution must form the same batches, because races suspected in the first
+    one are named by batch number."""
 
     def __init__(self, launch: LaunchState) -> None:
         self.launch = launch
@@ -25,8 +26,8 @@ class BatchSizes:
         self.threads = max(32, -(-geometry.threads // 32) * 32)
         self.size = self._ctas_for(MIN_LANES if lanes is None else lanes)
         self.max_size = self.size if lanes is not None else max(self.size, self._ctas_for(self._most_lanes()))
-        # Lanes and steps of the widest batch that has ended.
-        self.steps: tuple[int, int] | None = None
+        # CTAs and steps of the widest batch that has ended.
+        self.widest: tuple[int, int] | None = None
 
     def _most_lanes(self) -> int:
         """The most lanes of a batch, within the limits of memory."""
@@ -49,12 +50,12 @@ class BatchSizes:
         wider, unless wider batches take many more steps, as they do when their CTAs take different branches."""
         if count != self.size or self.size >= self.max_size:
             return
-        if self.steps is not None and count > self.steps[0]:
-            old_count, old_steps = self.steps
+        if self.widest is not None and count > self.widest[0]:
+            old_count, old_steps = self.widest
             # ``count / old_count`` is 2 after a doubling; the limit grows with it. One step is added, so that batches
             # of very few steps do not count as slower by chance.
             if steps > MAX_STEP_GROWTH * (old_steps + 1) * count / old_count / 2:
                 self.size = self.max_size = old_count
                 return
-        self.steps = count, steps
+        self.widest = count, steps
         self.size = min(self.max_size, 2 * self.size)

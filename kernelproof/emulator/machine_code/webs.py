@@ -67,7 +67,10 @@ class _Writes:
 
 
 def with_webs(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
-    """The body with a register for each web, and the types of these registers."""
+    """The body with a register for each web, and the types of these registers by name.
+
+    ``kinds``: the types of the body's registers by name, without special registers.
+    """
     blocks = _blocks(body)
     accesses = [_accesses(item, kinds) for item in body]
     writes = _Writes(accesses)
@@ -114,8 +117,9 @@ def _blocks(body: Body) -> list[_Block]:
             starts.add(index)
         elif item.base in ("bra", "exit", "brx"):
             starts.add(index + 1)
-    edges = sorted(start for start in starts if start < len(body))
-    blocks = [_Block(range(start, stop)) for start, stop in zip(edges, [*edges[1:], len(body)], strict=True)]
+    ordered_starts = sorted(start for start in starts if start < len(body))
+    stops = [*ordered_starts[1:], len(body)]
+    blocks = [_Block(range(start, stop)) for start, stop in zip(ordered_starts, stops, strict=True)]
     at_label = {item.name: i for i, block in enumerate(blocks) if isinstance(item := body[block.items[0]], Label)}
     for i, block in enumerate(blocks):
         last = body[block.items[-1]]

@@ -20,12 +20,12 @@ def _options(ins: Instruction) -> str:
     return "".join(f".{part.lower()}" for part in ("FTZ", "SAT") if part in ins.modifiers)
 
 
-def single(low: Lowering, text: str, plus: int = 0) -> str:
-    """A source in single precision, as its bits. ``plus``: offset from the named register."""
+def single(low: Lowering, text: str, register_offset: int = 0) -> str:
+    """A source in single precision, as its bits. ``register_offset``: offset from the named register."""
     source = operand(text)
     if isinstance(source, Literal):
         return str(source.single)
-    bits = low.bits(source, plus)
+    bits = low.bits(source, register_offset)
     for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
         op, mask = ("xor.b32", _SIGN) if sign == "-" else ("and.b32", _MAGNITUDE)
         if bits.isdigit():
@@ -59,8 +59,8 @@ def pair_arithmetic(low: Lowering, ins: Instruction) -> None:
 
 
 def xorsign(low: Lowering, ins: Instruction, texts: list[str]) -> tuple[str, list[str]]:
-    """The modifiers of a minimum whose sign is the product of its sources' signs, and the sources. The machine code
-    has the bars of their magnitudes, which PTX has in the modifier."""
+    """The modifiers of a minimum whose sign is the product of its sources' signs, and the sources. SASS writes each
+    source as ``|x|``. PTX has ``.abs`` in the modifier instead, so the bars are removed."""
     if "XORSIGN" not in ins.modifiers:
         return "", texts
     if not all(text.count("|") == 2 and text.startswith("|") for text in texts):
@@ -136,7 +136,7 @@ _TWO_PI = "0f40C90FDB"
 
 @mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES, "F16", "BF16")))
 def approximate(low: Lowering, ins: Instruction) -> None:
-    """Approximations. They flush subnormal numbers, except TANH and all functions of halves but EX2 of BF16.
+    """Approximations. In fp32 all except TANH flush subnormal numbers; in halves only EX2 of BF16 does.
 
     SIN and COS take numbers of full turns, not radians. Functions that end in 64H take the upper word of a double, and
     give the upper word of the result.
