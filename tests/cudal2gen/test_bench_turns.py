@@ -1,4 +1,4 @@
-"""Proves which of several kernels are timed together, for drawn kernels that fail or are impossibly fast."""
+"""Proves that each kernel is timed, or reported with a reason, when others fail or are impossibly fast."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ KERNELS = st.lists(st.sampled_from(("timed", "launch", "gpu", "absent", "fast"))
 @settings(max_examples=80)
 @given(KERNELS, st.sampled_from(((), ("vendor",), ("vendor", "other"))), st.booleans())
 def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[str, ...], is_clock_wrong: bool) -> None:
+    """``is_clock_wrong``: whether the vendor's kernel seems impossibly fast, which only a wrong clock explains."""
     names = {f"kernel {number}": kind for number, kind in enumerate(kinds)}
     closed: list[str] = []
     calls: list[tuple[list[str], Any]] = []
@@ -53,10 +54,10 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
     def run() -> turns.Turns:
         return turns.in_turns(device, PROBLEM, kernels, vendors, seconds=2.0, warmup_seconds=3.0, seed=5)
 
-    slow = [name for name, kind in names.items() if kind != "fast"]
+    not_too_fast = [name for name, kind in names.items() if kind != "fast"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "measure", measure)
-        if is_clock_wrong and "vendor" in others and slow:
+        if is_clock_wrong and "vendor" in others and not_too_fast:
             with pytest.raises(TooGood):
                 run()
             return
@@ -65,9 +66,9 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
     absent = {name: kind for name, kind in names.items() if kind in ("launch", "gpu", "absent")}
     assert {name: reason.split()[0] for name, reason in done.absent.items()} == absent
     timed = {name for name, kind in names.items() if kind == "timed"}
-    assert done.timings.keys() == ({*timed, *others} if slow else set())
+    assert done.timings.keys() == ({*timed, *others} if not_too_fast else set())
     assert all(done.timings[name].contender == name for name in done.timings)
-    # Every round leaves out one kernel more, warms up once, and closes what it opened.
+    # Every round leaves out one kernel more and closes what it opened. Only the first round warms up.
     opening = [name for name, kind in names.items() if kind not in ("launch", "gpu")]
     assert sorted(closed) == sorted(name for present, _ in calls for name in present if name in opening)
     for number, (present, options) in enumerate(calls):

@@ -124,6 +124,7 @@ def find(
         ("build --where height=3 --where stone=SAND", Wall("north", 3, "sand")),
         ("build --height 3 --where height=4", Wall("north", 4)),
         ("build --height=3 --where stone=any", Wall("north", 3, "any")),
+        # ``site`` is an indexed choice: its value may have a number, and capitals do not matter.
         ("build --site South:2", Wall("south:2")),
         ("find", Wall("north", 1)),
         ("find --site south", Wall("south", 1)),
@@ -157,7 +158,7 @@ def test_a_field_that_is_refused_is_named_by_its_option(words: str, flag: str) -
     assert flag in text or flag.strip("'") in text
 
 
-def slots(program: typer.Typer) -> dict[str, int]:
+def option_counts(program: typer.Typer) -> dict[str, int]:
     """The number of options of each verb without --help, and under the program's name those of the program itself."""
     group = typer.main.get_command(program)
     assert isinstance(group, TyperGroup)
@@ -172,7 +173,7 @@ def test_the_options_of_a_verb_fit_a_page() -> None:
     counts = {
         f"{name} {verb_name}".strip(): count
         for name, program in (("cudal2gen", cudal2gen.cli.app), ("kernelproof", kernelproof.cli.app))
-        for verb_name, count in slots(program).items()
+        for verb_name, count in option_counts(program).items()
     }
     assert {name: count for name, count in counts.items() if count > MOST_OF_A_VERB} == {}
     assert sum(counts.values()) <= MOST_IN_ALL

@@ -231,15 +231,15 @@ def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:
 def test_a_card_tells_its_name_unless_the_plan_is_for_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def here(name: str) -> None:
+    def connect_card(name: str) -> None:
         card = SimpleNamespace(name=name, model=chips.model_of(name) or name)
         monkeypatch.setattr(gpu, "connect", lambda: card)
 
     for name, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200")):
-        here(name)
+        connect_card(name)
         assert (gpu_day.print_card(), capsys.readouterr().out) == (0, f"{model}\n")
     for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 NVL"):
-        here(name)
+        connect_card(name)
         assert gpu_day.print_card() == 2
         assert capsys.readouterr() == ("", f"error: this is {name}; the plan and its kernels are for h100 and h200\n")
 
@@ -294,7 +294,7 @@ def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, mo
     rows = [
         row(64, 30.0, **on_h100), row(64, 9.0, **on_h100),  # measured again, faster
         row(128, 9.0, **on_h100), row(128, 12.0, l2="hot", **on_h100),
-        # rows of an H200, and rows that claim to be
+        # a row of an H200, and one whose environment and GPU contradict each other
         row(256, 99.0), row(256, 99.0, environment="h100"), row(256, 11.0, **on_h100),
         row(512, 50.0, acc="f16", **on_h100),
     ]  # fmt: skip
@@ -307,25 +307,25 @@ def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, mo
 
 
 def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, here, file = tmp_path / "there.jsonl", tmp_path / "here.jsonl", tmp_path / "tuned.jsonl"
+    remote, local, file = tmp_path / "remote.jsonl", tmp_path / "local.jsonl", tmp_path / "tuned.jsonl"
     old, other = small(gpu="h100", acc="f32"), small(gpu="h100", acc="f32", m=128)
     origin = {"source": "cudal2gen tune", "structure": "tuned", "changed": []}
     first, second = (revise(record, stages=3, origin=origin) for record in (old, other))
-    for path in (there, here):
+    for path in (remote, local):
         catalog.save([old, other], path)
-    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(there))
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(remote))
     gpu_day.write_tuned(file)
     assert not file.exists()
     catalog.put(first)
     gpu_day.write_tuned(file)
-    catalog.save([old, second], there)  # a later call on a machine without the first record
+    catalog.save([old, second], remote)  # a later call on a machine without the first record
     gpu_day.write_tuned(file)
-    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(here))
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(local))
     gpu_day.adopt(file)
-    assert catalog.load(here) == catalog.load(file) == [first, second]
+    assert catalog.load(local) == catalog.load(file) == [first, second]
 
 
-def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None:
+def rehearse_calls(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None:
     """Rehearses calls without some steps, and brings home and unpacks their results."""
     pytest.importorskip("nvmath")
     assert gpu_day.rehearse(folder, calls=calls, left_out=left_out) == 0
@@ -344,9 +344,9 @@ def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None
 def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
     """On an emulated H100 with an H200's records no step fails, and measurements are stored as the H100's.
 
-    Steps of minutes, and those that repeat another's verb, are in the whole day's rehearsal only.
+    Steps that take minutes or repeat another step's command run only in ``test_the_whole_day_in_rehearsal``.
     """
-    rehearsed(tmp_path, 1, left_out=("tests", "verdicts f16", "bits"))
+    rehearse_calls(tmp_path, 1, left_out=("tests", "verdicts f16", "bits"))
     verdicts = [json.loads(line) for line in (tmp_path / "brought-1" / "verdicts.jsonl").read_text().splitlines()]
     assert sum(row["on"] == "h100" for row in verdicts) >= 2
     assert not [row for row in verdicts if row["on"] == "h200"]
@@ -357,7 +357,7 @@ def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
     """Every step of the plan: none fails, and each leaves what the next needs."""
-    rehearsed(tmp_path, 1, 2, 3)
+    rehearse_calls(tmp_path, 1, 2, 3)
     last = tmp_path / "rest-3"
     losers = [json.loads(line) for line in (last / gpu_day.LOSING).read_text().splitlines()]
     assert {(row["gpu"], row["acc"]) for row in losers} == {("h100", "f32")}
