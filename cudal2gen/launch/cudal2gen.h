@@ -50,8 +50,13 @@ enum {
 };
 
 typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the type in which products are summed */
-/* How B and A are stored: B (n,k) and A (m,k); (k,n) and (m,k); (k,n) and (k,m); (n,k) and (k,m). */
-typedef enum { CUDAL2GEN_TN, CUDAL2GEN_NN, CUDAL2GEN_NT, CUDAL2GEN_TT } cudal2gen_layout;
+/* How B and A are stored. */
+typedef enum {
+  CUDAL2GEN_TN, /* B (n,k), A (m,k) */
+  CUDAL2GEN_NN, /* B (k,n), A (m,k) */
+  CUDAL2GEN_NT, /* B (k,n), A (k,m) */
+  CUDAL2GEN_TT  /* B (n,k), A (k,m) */
+} cudal2gen_layout;
 typedef enum { CUDAL2GEN_AB_F16, CUDAL2GEN_AB_BF16 } cudal2gen_ab; /* the type of A and B; bf16 needs acc f32 */
 typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type of D: as A and B, or fp32 */
 typedef enum {
@@ -184,7 +189,7 @@ typedef int (*cudal2gen_vendor)(void* context, void* stream);
    If vendor is null, the fastest kernel is chosen, and speedup is 0. problem.prefer is ignored.
 
    It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
-   and stops after about `milliseconds`: above 0 and at most 60000. If they do not suffice for 12 pairs, or if the stream is
+   and stops after about `milliseconds`: above 0 and at most 60000. If this time does not suffice for 12 pairs, or if the stream is
    captured, so that nothing can be timed, the call returns CUDAL2GEN_VENDOR. D must not overlap with an operand. */
 int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
                             cudal2gen_vendor vendor, void* context, double milliseconds, cudal2gen_answer* answer,

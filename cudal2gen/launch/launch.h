@@ -154,7 +154,8 @@ struct Box {
   int cols = 0, rows = 0;
 };
 
-// The parameters and the grid of a kernel: pointers and a CTA for each tile; tensor maps; or pointers and clusters that share k.
+// How a kernel is called. kTiles: with pointers, one CTA for each tile. kTma: with tensor maps. kCluster: with pointers, one cluster for
+// each tile, whose CTAs share k.
 enum class Convention { kTiles, kTma, kCluster };
 enum class Raster { kPlain, kZsplit, kPersistent };  // how the grid of kTiles covers the tiles: choose_grid in launcher.cpp
 enum class Reduce { kNone, kWorkspace, kCluster };   // where the slices of k of a tile are added
@@ -170,12 +171,12 @@ struct Matrix {
   bool packed() const { return ld == cols; }
 };
 
-constexpr int kMostRows = 1 << 24;
-constexpr int64_t kMostCtaTiles = 1 << 30;  // of a launch, so that kernels can add the numbers of two in 32 bits
+constexpr int kMaxExtent = 1 << 24;         // the largest m, n, k and leading dimension
+constexpr int64_t kMostCtaTiles = 1 << 30;  // the most CTA tiles of a launch; the sum of two tile numbers then fits in 32 bits
 
 // Groups of consecutive rows of A and D, each with its own B. `ends`: an array on the device with the row after the last one of
-// each group, ascending. `b`, `bias`: elements from one group's B, and from its bias along n, to the next one's; 0: all groups
-// share it. It is an argument of the kernel, so its layout is that of the kernel's struct.
+// each group, ascending. `b`, `bias`: strides, which are the elements from one group's B, and from its bias along n, to the next
+// one's; 0: all groups share it. It is an argument of the kernel, so its members and layout are those of the kernel's struct.
 struct Groups {
   int const* ends = nullptr;
   int count = 0;
@@ -187,6 +188,7 @@ constexpr int kMostGroups = 65535;
 constexpr int64_t kMostStride = int64_t(1) << 48;  // so that the bytes of a stride do not overflow
 
 // The layout of the workspace: a counter for each tile whose sum is stored in parts, padding to a multiple of 256 bytes, the parts.
+// `tiles` and `parts` are their numbers. A part is a tile of bm x bn partial sums in fp32.
 struct Scratch {
   int64_t tiles = 0, parts = 0;
 
@@ -207,7 +209,7 @@ struct Launch {
   bool returns_counters = false;  // whether a launch leaves the counters of tiles at zero, as it finds them
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // how many k-tiles of a slice a CTA can hold; 0: no limit
-  Box box_a, box_b, box_d, box_rest;
+  Box box_a, box_b, box_d, box_d_rest;  // box_d_rest: for the columns of a tile of D that box_d leaves
   Element element = kElements[0], output = kElements[0];  // of A and B; of D
   Fusion fusion;
   Batch batch = Batch::kNone;
@@ -216,9 +218,10 @@ struct Launch {
 
   // The CTAs of a cluster: one for each of its tiles, or for each slice of k of one tile.
   int cluster() const { return reduce == Reduce::kCluster ? split_k : cluster_m * cluster_n; }
-  bool workspace() const { return reduce == Reduce::kWorkspace || stream_k; }
+  // Whether partial sums of a tile are exchanged in global memory.
+  bool needs_workspace() const { return reduce == Reduce::kWorkspace || stream_k; }
   // Whether CTAs wait for each other's partial sums, so that all must run at the same time: a cooperative launch.
-  bool waits() const { return convention == Convention::kTma && workspace(); }
+  bool waits() const { return convention == Convention::kTma && needs_workspace(); }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
   // The elements in a row of A and of B as stored, and their numbers of rows.
   int row_a(int m, int k) const { return a_along_k ? k : m; }
@@ -230,11 +233,12 @@ struct Launch {
   // Tiles along m. For several groups this is an upper bound for any division of the m rows; the kernel leaves unused ones out.
   int64_t row_tiles(int m, int groups) const { return (m + int64_t(groups) * (bm - 1)) / bm; }
   int64_t tiles(int m, int n, int groups = 1) const { return row_tiles(m, groups) * ceil_div(n, bn); }
-  // The most clusters that can have work at the same time.
+  // The most clusters that can have work at the same time. `count`: the products of a batch.
   int64_t clusters(int m, int n, int k, int count, int groups = 1) const {
     int64_t const slices = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
     return cluster_tiles(m, n, groups) * count * slices;
   }
+  // How many clusters it takes to cover D once.
   int64_t cluster_tiles(int m, int n, int groups = 1) const {
     return ceil_div(row_tiles(m, groups), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
   }
@@ -248,11 +252,14 @@ struct Launch {
   Refusal refuse_groups(Groups const& groups, int m, int n) const;
 };
 
-// The scratch memory of a launch, for tiles whose sums are stored in parts. `resident`: clusters that run at once.
+// The scratch memory of a launch, for tiles whose sums are stored in parts. `count`: the products of a batch. `resident`: clusters that
+// run at once.
 inline Scratch Launch::scratch(int m, int n, int k, int count, int64_t resident) const {
-  if (!workspace()) return {};
+  if (!needs_workspace()) return {};
   int64_t const tiles = cluster_tiles(m, n) * count;
   if (!stream_k) return {tiles * cluster(), tiles * cluster() * split_k};
+  // Stream-k splits only the tiles of the last, incomplete wave. The running clusters divide the k-steps of these tiles, one tile after the
+  // other. The number of a part is the sum of the numbers of its cluster and of its tile, so it is less than last_wave + running.
   int64_t const running = std::min(clusters(m, n, k, count), resident), last_wave = tiles % running;
   return {last_wave * cluster(), last_wave ? (last_wave + running) * cluster() : 0};
 }
@@ -297,7 +304,7 @@ inline Launch::Launch(Tokens& facts) {
       box_a = box("box_a");
       box_b = box("box_b");
       box_d = box("box_d");
-      if (facts.has("box_d_rest_cols")) box_rest = {facts.number("box_d_rest_cols", 1), box_d.rows};
+      if (facts.has("box_d_rest_cols")) box_d_rest = {facts.number("box_d_rest_cols", 1), box_d.rows};
       stream_k = facts.has("stream_k") && facts.choice("stream_k", {"0", "1"});
       returns_counters = counters();
       break;
@@ -311,7 +318,7 @@ inline Launch::Launch(Tokens& facts) {
 // Refuses sizes that the kernel does not compute.
 inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
   if (m <= 0 || n <= 0 || k <= 0) return {cudaErrorInvalidValue, "m, n and k must be positive"};
-  if (m > kMostRows || n > kMostRows || k > kMostRows)
+  if (m > kMaxExtent || n > kMaxExtent || k > kMaxExtent)
     return {cudaErrorInvalidValue, "sizes must not exceed 16777216: offsets within a tile are 32-bit"};
   if (!predicated && (m % bm || n % bn || k % bk))
     return {cudaErrorInvalidValue, "the tile does not divide the problem, and this kernel has no predicates"};
@@ -328,7 +335,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
 
 // Refuses matrices whose address, leading dimension or alignment the kernel cannot use, as `Launch.takes` in kernel/launch.py.
 inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const {
-  if (a.ld > kMostRows || b.ld > kMostRows || d.ld > kMostRows)
+  if (a.ld > kMaxExtent || b.ld > kMaxExtent || d.ld > kMaxExtent)
     return {cudaErrorInvalidValue, "leading dimensions must not exceed 16777216: offsets within a tile are 32-bit"};
   if (a.ld < a.cols || b.ld < b.cols || d.ld < d.cols) return {cudaErrorInvalidValue, "a leading dimension is shorter than its row"};
   if (baked_k && ((a_along_k && !a.packed()) || (b_along_k && !b.packed())))
@@ -345,11 +352,11 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
 inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const {
   if (fusion.bias() && (!bias || reinterpret_cast<uintptr_t>(bias) % 16))
     return {cudaErrorMisalignedAddress, "this kernel adds a bias, which must be aligned to 16 bytes"};
-  if (fusion.aux && (!aux.address || aux.ld < aux.cols || aux.ld > kMostRows || !aux.in_vectors(output)))
+  if (fusion.aux && (!aux.address || aux.ld < aux.cols || aux.ld > kMaxExtent || !aux.in_vectors(output)))
     return {cudaErrorInvalidValue, "this kernel stores aux (m,n): it must be there, aligned to 16 bytes, ldaux a multiple of 8 (4 for f32)"
                                    " that holds its rows and does not exceed 16777216"};
   if (!fusion.residual) return {};
-  if (!c.address || c.ld < c.cols || c.ld > kMostRows)
+  if (!c.address || c.ld < c.cols || c.ld > kMaxExtent)
     return {cudaErrorInvalidValue, "this kernel adds beta C: C must be there, ldc hold its rows and not exceed 16777216"};
   if (stores_vectors() ? !c.in_vectors(output) : reinterpret_cast<uintptr_t>(c.address) % output.bytes != 0)
     return {cudaErrorMisalignedAddress, output.bytes == 4 ? "C must lie as D: aligned to 16 bytes, ldc a multiple of 4"
@@ -414,8 +421,8 @@ inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
 constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
 
 // The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention. swizzle_stride: columns
-// of a slice of a zsplit grid. along_n, band: the order of tiles, which runs in bands of so many tiles, along n (1) or m (0). policy_a, policy_b:
-// the priorities of A and B in the L2. overlaps: whether the kernel may start before the previous one ends (option pdl).
+// of a slice of a zsplit grid. along_n, band: tiles are visited in bands that are `band` tiles wide; bands run along n if along_n is 1, else
+// along m. policy_a, policy_b: the priorities of A and B in the L2. overlaps: whether the kernel may start before the previous one ends (option pdl).
 struct Options {
   int64_t swizzle_stride = 0;
   int along_n = 0, band = 1;

@@ -205,7 +205,7 @@ int connect_runtime(char const* name, cudal2gen_kernel& own) {
   if (!library) return error;
   if (!connect(library, own.runtime)) return cudaErrorSymbolNotFound;
   if (own.launch.convention != Convention::kTiles && !connect_hopper(library, own.runtime)) return cudaErrorSymbolNotFound;
-  bool const counts = own.launch.workspace();
+  bool const counts = own.launch.needs_workspace();
   if (counts && !connect_counters(library, own.runtime.counters)) return cudaErrorSymbolNotFound;
   if ((counts || own.options.overlaps) && !connect_capture(library, own.runtime)) return cudaErrorSymbolNotFound;
   return cudaSuccess;
@@ -474,7 +474,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   // The arguments that all kernels take, then those for a fusion and for several products. A kernel reads only its own.
   void* trailing[3] = {};
   int count = 0;
-  if (launch.box_rest.cols) trailing[count++] = &map_rest;
+  if (launch.box_d_rest.cols) trailing[count++] = &map_rest;
   if (launch.fusion.any) trailing[count++] = &operands;
   if (launch.batch != Batch::kNone) trailing[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
   void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, trailing[0], trailing[1]};
@@ -491,7 +491,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (tma && !(map(in_a, launch.rows_a(m, k), batches.a, launch.box_a, launch.element, map_a) &&
                map(in_b, launch.rows_b(n, k), groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
                (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
-               (!launch.box_rest.cols || map(out_d, m, batches.d, launch.box_rest, launch.output, map_rest))))
+               (!launch.box_d_rest.cols || map(out_d, m, batches.d, launch.box_d_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
   return launch_as(own, config, tma ? maps : matrices, scratch.tiles && launch.waits(), overlaps);
 }

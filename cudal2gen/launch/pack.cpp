@@ -202,11 +202,13 @@ namespace cudal2gen {
 
 namespace {
 
+// Sets a pointer to the library's function of this name; null if it has none.
 template <class Function>
 void find(void* library, char const* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
 }
 
+// Looks up the functions of the CUDA runtime that only packs call.
 void connect(void* library, HostRuntime& host) {
   find(library, "cudaMemset2DAsync", host.memset_2d);
   find(library, "cudaEventCreate", host.event_create);
@@ -290,9 +292,9 @@ int batch_of(Values const& tokens) {
   return token->second == "strided" ? CUDAL2GEN_STRIDED : CUDAL2GEN_GROUPED;
 }
 
-// Adds the kernel or the choice of a line, which begins with line_word; other lines are ignored. On a card of another model, kernels that it does not
-// run are ignored too, and so are choices, since a measurement says nothing of another card. Throws std::exception if a
-// line lacks a token.
+// Adds what a line of pack.txt describes, if its first word, line_word, is `kernel` or `choice`. On a card of another model, kernels that it
+// does not run are ignored, and so are choices, since a measurement says nothing of another card. Throws std::exception if a line lacks a
+// token.
 void add_line(cudal2gen_pack& pack, std::string const& line_word, Values const& tokens) {
   if (line_word != "kernel" && (line_word != "choice" || pack.card.other_model())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
