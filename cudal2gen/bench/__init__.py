@@ -15,7 +15,7 @@ from cudal2gen.bench.protocols import calls_per_sample as calls_per_sample
 from cudal2gen.bench.protocols import measure as measure
 from cudal2gen.bench.protocols import prepare as prepare
 from cudal2gen.bench.protocols import states as states
-from cudal2gen.bench.race import RACE_CALLS as RACE_CALLS
+from cudal2gen.bench.race import RACE_SETS as RACE_SETS
 from cudal2gen.bench.race import race as race
 from cudal2gen.bench.schedule import CLASSES as CLASSES
 from cudal2gen.bench.schedule import BenchPlan as BenchPlan

@@ -27,7 +27,7 @@ from statistics import median
 from typing import NamedTuple
 
 from cudal2gen.bench.check import Reference
-from cudal2gen.bench.race import RACE_CALLS, race
+from cudal2gen.bench.race import RACE_SETS, race
 from cudal2gen.kernel import Problem
 from cudal2gen.launch.gpu import (
     Absent,
@@ -141,7 +141,7 @@ def _set_count(count: int, work: Sequence[Condition]) -> int:
     Otherwise only the race between a library's algorithms needs several. Operands that exceed the L2 need one set.
     """
     l2_states = {item.l2 for item in work}
-    return 1 if "exceeded" in l2_states else count if "cold" in l2_states else min(count, RACE_CALLS)
+    return 1 if "exceeded" in l2_states else count if "cold" in l2_states else min(count, RACE_SETS)
 
 
 def measure(
@@ -275,7 +275,7 @@ def _ready(
 
 def prepare(device: MeasuringDevice, contender: Contender, problem: Problem) -> Contender:
     """Prepares a contender for a problem as ``measure`` does, and returns it. Raises Absent."""
-    count = min(RACE_CALLS, calls_per_sample(problem, device.environment))
+    count = min(RACE_SETS, calls_per_sample(problem, device.environment))
     contender.prepare(problem, race(device, device.operands(problem, count, 0)))
     return contender
 

@@ -19,12 +19,12 @@ from cudal2gen.launch.operands import Operands
 # library lists its likely best first. RACE_STAGES: how many candidates stay, and how often each is timed.
 LOADING_SECONDS, RACE_SECONDS = 5.0, 1.0
 RACE_STAGES = ((16, 3), (4, 8))
-RACE_CALLS = 16  # most sets of operands; a sample has one call on each
+RACE_SETS = 16  # the most sets of operands; one sample calls a candidate once on each set
 
 
 def race(device: MeasuringDevice, operands: Sequence[Operands]) -> Race:
     """The function that a baseline calls to find the fastest of its candidates on these operands."""
-    return _Race(device, operands[:RACE_CALLS]).run
+    return _Race(device, operands[:RACE_SETS]).run
 
 
 class _Race:

@@ -106,7 +106,7 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
 
 
-@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MAX_CALLS), (SERVER, bench.RACE_CALLS), (EXCEEDED, 1)])
+@pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MAX_CALLS), (SERVER, bench.RACE_SETS), (EXCEEDED, 1)])
 def test_sets_of_operands(work: Condition, sets: int) -> None:
     device = FakeDevice()
     set_counts = []
