@@ -1,8 +1,8 @@
 """Computes products by torch, for calls that no kernel computes.
 
-On the CPU the products sum in fp32. Autocast is off within these functions, because operands were cast before
-(``casting``), and because ``out`` decides the type of its elements. ``torch_*`` compute a plan's calls. ``own_*`` use
-only torch's public functions, for tensor classes that override those.
+``torch_*`` compute a plan's calls; on the CPU they sum in fp32. ``public_*`` call torch's public functions only, so
+that tensor subclasses can override them. Autocast is off within all of them, because ``casting`` has already cast the
+operands, and a given ``out`` fixes the result's type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def _as_typed(product: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def _without_autocast(product: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The function ``product``, with autocast off while it runs."""
 
     @wraps(product)
@@ -42,7 +42,7 @@ def _summed_in_16_bits(tensor: torch.Tensor) -> bool:
     return element_or_none(tensor.dtype) is not None and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-@_as_typed
+@_without_autocast
 def torch_matmul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -74,7 +74,7 @@ def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) ->
     return torch.bmm(wide_a, wide_b, out_dtype=out_dtype).view(*batch, *rows, *cols)
 
 
-@_as_typed
+@_without_autocast
 def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Returns x (..., K) times weight (N,K) transposed, plus bias, contiguous."""
     import torch
@@ -85,7 +85,7 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return torch.nn.functional.linear(x, weight, bias).contiguous()
 
 
-@_as_typed
+@_without_autocast
 def torch_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,11 +103,11 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@_as_typed
-def torch_pair(
+@_without_autocast
+def torch_gated(
     x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D (..., N) and Z (..., 2N) of x (..., K) and the two weights (N,K) of a gate, which are not interleaved."""
+    """D (..., N) and Z (..., 2N) of a gated layer: x (..., K) and two weights (N,K), which are not interleaved."""
     import torch
 
     widened = epilogues.wide if _summed_in_16_bits(x) else _same
@@ -116,14 +116,15 @@ def torch_pair(
     return d.to(x.dtype).contiguous(), epilogues.join_columns(z1, z3).to(x.dtype)
 
 
-@_as_typed
+@_without_autocast
 def torch_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A grouped product as of ``torch.nn.functional.grouped_mm``, contiguous, by torch's own grouped product on a GPU.
+    """The product of ``torch.nn.functional.grouped_mm``, contiguous.
 
-    For operands that this does not take, each group has a product of its own, and the host waits for ``offs``, the end
-    of each group. Without ``offs`` A and B are batches of matrices.
+    On a GPU torch's grouped product computes it if it accepts the operands. Otherwise each group is a product of its
+    own, and the host waits to read ``offs`` (the end row of each group). Without ``offs`` A and B are batches of
+    matrices.
     """
     import torch
 
@@ -147,55 +148,58 @@ def torch_grouped(
     return d
 
 
-@_as_typed
-def own_matmul(
+@_without_autocast
+def public_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None  # noqa: ARG001
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.matmul`` by torch's functions alone. ``acc`` has no effect: torch chooses the accumulator."""
+    """``torch.matmul`` by torch's public functions only. ``acc`` has no effect: torch chooses the accumulator. Operands
+    are cast to ``out_dtype`` if it differs from their type."""
     import torch
 
     return torch.matmul(a, b) if out_dtype in (None, a.dtype) else torch.matmul(a.to(out_dtype), b.to(out_dtype))
 
 
-@_as_typed
-def own_matmul_out(
+@_without_autocast
+def public_matmul_out(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """``torch.matmul`` into ``out`` by torch's functions alone."""
+    """``torch.matmul`` into ``out`` by torch's public functions only, with arguments as for ``public_matmul``."""
     import torch
 
-    return torch.matmul(a, b, out=out) if out_dtype in (None, a.dtype) else out.copy_(own_matmul(a, b, acc, out_dtype))
+    if out_dtype in (None, a.dtype):
+        return torch.matmul(a, b, out=out)
+    return out.copy_(public_matmul(a, b, acc, out_dtype))
 
 
-@_as_typed
-def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (..., K) times weight (N,K) transposed, plus bias (N,), by torch's functions alone."""
+@_without_autocast
+def public_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (..., K) times weight (N,K) transposed, plus bias (N,), by torch's public functions only."""
     import torch
 
     return torch.nn.functional.linear(x, weight, bias)
 
 
-@_as_typed
-def own_fused(
+@_without_autocast
+def public_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D and Z of a linear layer (``epilogues``) by torch's functions alone."""
-    z = own_linear(x, weight, bias)
+    """D and Z of a linear layer (``epilogues``) by torch's public functions only."""
+    z = public_linear(x, weight, bias)
     return epilogues.apply(z, activation, gate), z
 
 
-@_as_typed
-def own_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
-    """D (..., N) of a gated layer of x (..., K) and weights (N,K), by torch's functions alone."""
-    return epilogues.activate(own_linear(x, w1), activation) * own_linear(x, w3)
+@_without_autocast
+def public_gated(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
+    """D (..., N) of a gated layer of x (..., K) and weights (N,K), by torch's public functions only."""
+    return epilogues.activate(public_linear(x, w1), activation) * public_linear(x, w3)
 
 
-@_as_typed
-def own_grouped(
+@_without_autocast
+def public_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """A grouped product by torch's functions alone."""
+    """A grouped product by torch's public functions only."""
     import torch
 
     return torch.nn.functional.grouped_mm(a, b, offs=offs, bias=bias, out_dtype=out_dtype)

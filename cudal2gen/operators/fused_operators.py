@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
-from cudal2gen.operators.call_torch import own_fused, own_linear, own_pair, torch_pair
+from cudal2gen.operators.call_torch import public_fused, public_gated, public_linear, torch_gated
 from cudal2gen.operators.casting import undispatched_without
 from cudal2gen.operators.check_modes import (
     INVARIANT,
@@ -134,7 +134,7 @@ def plan_fused(
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
 
         def by_functions(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            d, z = own_fused(x, weight, bias, activation, gate)
+            d, z = public_fused(x, weight, bias, activation, gate)
             return (d, z) if aux else d
 
         if foreign_plan := dispatcher.plan_foreign(by_functions, (x, weight, bias), level):
@@ -179,7 +179,7 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
 
     def by_torch(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
-        d, z = torch_pair(x, w1, w3, activation)
+        d, z = torch_gated(x, w1, w3, activation)
         return (d, z) if aux else d
 
     # A tensor without data represents the copy: only the copy's shape and strides matter, and its memory is aligned.
@@ -194,16 +194,16 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
 # --- by torch's functions, for operands that support no others ---
 
 
-def _own_linear(
+def _public_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> torch.Tensor:  # fmt: skip
     """A fused layer by torch's functions alone."""
-    return own_fused(x, weight, bias, activation, gate)[0]
+    return public_fused(x, weight, bias, activation, gate)[0]
 
 
-def _own_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+def _public_gated_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
     """A gate of two weights and its pre-activations, by torch's functions alone."""
-    return own_pair(x, w1, w3, activation), epilogues.join_columns(own_linear(x, w1), own_linear(x, w3))
+    return public_gated(x, w1, w3, activation), epilogues.join_columns(public_linear(x, w1), public_linear(x, w3))
 
 
 # --- without data, and derivatives ---
@@ -386,12 +386,12 @@ def _linears(batch_invariant: bool) -> tuple[Operator, ...]:
     return (
         Operator(
             f"{name}{_LINEAR} -> Tensor",
-            run, _fake_linear, _own_linear, keep, _linear_backward, partial(_vmap_linear, batch_invariant),
+            run, _fake_linear, _public_linear, keep, _linear_backward, partial(_vmap_linear, batch_invariant),
             batch_invariant,
         ),
         Operator(
             f"{name_aux}{_LINEAR} -> (Tensor, Tensor)",
-            partial(run, aux=True), _fake_linear_aux, own_fused, keep, _linear_aux_backward,
+            partial(run, aux=True), _fake_linear_aux, public_fused, keep, _linear_aux_backward,
             partial(_vmap_linear_aux, batch_invariant), batch_invariant,
         ),
     )  # fmt: skip
@@ -400,11 +400,11 @@ def _linears(batch_invariant: bool) -> tuple[Operator, ...]:
 _PAIRS = (
     Operator(
         f"gated_pair{_PAIR} -> Tensor",
-        _gated_pair, _fake_pair, own_pair, _keep_pair, _pair_backward, _vmap_pair,
+        _gated_pair, _fake_pair, public_gated, _keep_pair, _pair_backward, _vmap_pair,
     ),
     Operator(
         f"gated_pair_aux{_PAIR} -> (Tensor, Tensor)",
-        _gated_pair_aux, _fake_pair_aux, _own_pair_aux, _keep_pair, _pair_aux_backward, _vmap_pair_aux,
+        _gated_pair_aux, _fake_pair_aux, _public_gated_aux, _keep_pair, _pair_aux_backward, _vmap_pair_aux,
     ),
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
-from cudal2gen.operators.call_torch import own_grouped
+from cudal2gen.operators.call_torch import public_grouped
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, lazy, undispatched
 from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
@@ -136,7 +136,7 @@ def _operator(batch_invariant: bool) -> Operator:
     with_level = partial(partial, batch_invariant=batch_invariant)  # binds a function's argument ``batch_invariant``
     return Operator(
         f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-        with_level(_grouped_mm), _fake_grouped_mm, own_grouped, with_level(_keep), _backward, partial(_vmap, name),
+        with_level(_grouped_mm), _fake_grouped_mm, public_grouped, with_level(_keep), _backward, partial(_vmap, name),
         batch_invariant, follows_autocast=False,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.operators.call_torch import own_linear
+from cudal2gen.operators.call_torch import public_linear
 from cudal2gen.operators.check_modes import VARIABLE, BatchInvariance
 from cudal2gen.operators.check_operands import check_linear
 from cudal2gen.operators.dispatch import current
@@ -159,4 +159,4 @@ def _offered() -> Any:
     import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
 
     schema = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
-    return register(Operator(schema, _offered_linear, _fake, own_linear))[OFFERED]
+    return register(Operator(schema, _offered_linear, _fake, public_linear))[OFFERED]

@@ -12,7 +12,7 @@ from cudal2gen.kernel import Acc
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
-from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
+from cudal2gen.operators.call_torch import public_linear, public_matmul, public_matmul_out, torch_linear, torch_matmul
 from cudal2gen.operators.casting import autocast_is_on
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, lazy, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
@@ -388,16 +388,16 @@ def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
     return (
         Operator(
             f"{product}({matmul_arguments}) -> Tensor",
-            with_level(_matmul), _fake_matmul, own_matmul, with_level(_keep_matmul), _matmul_backward,
+            with_level(_matmul), _fake_matmul, public_matmul, with_level(_keep_matmul), _matmul_backward,
             partial(_vmap_matmul, product), batch_invariant,
         ),
         Operator(
             f"{out}({matmul_arguments}, *, Tensor(a!) out) -> ()",
-            with_level(_matmul_out), _fake_matmul_out, own_matmul_out, batch_invariant=batch_invariant,
+            with_level(_matmul_out), _fake_matmul_out, public_matmul_out, batch_invariant=batch_invariant,
         ),
         Operator(
             f"{layer}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-            with_level(run_linear), _fake_linear, own_linear, with_level(_keep_linear), _linear_backward,
+            with_level(run_linear), _fake_linear, public_linear, with_level(_keep_linear), _linear_backward,
             partial(_vmap_linear, product, layer), batch_invariant,
         ),
     )  # fmt: skip
