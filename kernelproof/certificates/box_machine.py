@@ -35,7 +35,7 @@ class BoxMachine(RoleMachine):
         """The units of every role, and those that access memory."""
         boxes: dict[str, Callable[..., Any]] = {
             "load_tensor": self.load_box, "store_tensor": self.store_box, "commit": self.commit_stores,
-            "wait": self.wait_for_stores,
+            "wait": self.wait_for_stores, "prefetch_tensor": self.prefetch_box,
         }  # fmt: skip
         return super().units() | {
             "S": {"fence_proxy": self.fence_proxy},
@@ -44,9 +44,13 @@ class BoxMachine(RoleMachine):
         }
 
     def _box(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
-        """The tensor map at an address, which must be the same in these lanes, and the operand that it describes."""
+        """What ``_described`` returns, for an access, which must follow the end of the previous kernel."""
         if not self.track.granted:
             raise NotCertified("global memory is accessed before the previous kernel is known to have ended")
+        return self._described(address, lanes)
+
+    def _described(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
+        """The tensor map at an address, which must be the same in these lanes, and the operand that it describes."""
         at = self._one(address, lanes)
         known = {box.parameter: box for box in self.contract.maps}
         if at >> SHIFT_TO_WINDOW != Window.PARAM or at & 0xFFFFFFFF not in known:
@@ -118,6 +122,12 @@ class BoxMachine(RoleMachine):
             raise NotCertified(f"{share} bytes are expected, and {track.landed} copied")
         if track.landed == share:
             self._filled(track.filling, track.expected)
+
+    def prefetch_box(self, address: Any, _coordinates: list[Any], m: Mask, _site: int) -> None:
+        """cp.async.bulk.prefetch.tensor to the L2: it changes no value, also while the previous kernel runs, and TMA
+        clips its box. But its tensor map must be one of the contract."""
+        if (lanes := self.active(m)) is not None:
+            self._described(address, lanes)
 
     def _receivers(self, ranks: Any) -> list[int]:
         """The ranks of the CTAs that get a box: those in the mask ``ranks``, or the own CTA's if that is None."""

@@ -178,11 +178,11 @@ def _address(name: str, modifiers: list[str], operand: str, at: int) -> int:
 
 
 def _tma_width(name: str, modifiers: list[str], at: int) -> int:
-    """How many uniform registers an operand of a TMA instruction has. The first operand has the shared address, the
-    mbarrier (of loads) and one coordinate per dimension; others are pairs."""
+    """How many uniform registers an operand of a TMA instruction has. The first operand has the shared address (not of
+    prefetches), the mbarrier (of loads) and one coordinate per dimension; others are pairs."""
     dimensions = next((int(part[0]) for part in modifiers if re.fullmatch(r"\dD", part)), 0)
     first = 0 if name != "UTMACCTL" else -1  # UTMACCTL has no such operand
-    return dimensions + (2 if name == "UTMALDG" else 1) if at == first else 2
+    return dimensions + {"UTMALDG": 2, "UTMAPF": 0}.get(name, 1) if at == first else 2
 
 
 def _widths(name: str, modifiers: list[str], operands: tuple[str, ...]) -> _Widths:

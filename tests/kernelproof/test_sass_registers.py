@@ -61,6 +61,7 @@ ACCESSES: list[tuple[str, list[str], list[str]]] = [
     ("F2I.U64.F64.TRUNC R4, R6", ["R6", "R7"], ["R4", "R5"]),
     ("LDCU.128 UR8, c[0x0][0x390]", [], span("UR", 8, 4)),
     ("@UP3 UTMALDG.2D [UR8], [UR20]", [*span("UR", 8, 4), "UR20", "UR21", "UP3"], []),
+    ("UTMAPF.L2.2D [UR8], [UR20]", ["UR8", "UR9", "UR20", "UR21"], []),
     ("SYNCS.EXCH.64 URZ, [UR8+0xe000], UR18", ["UR8", "UR18", "UR19"], []),
     ("SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [UR13+0xe000], R15", ["R15", "UR13"], ["P2"]),
     ("LDTM.x32 R4, tmem[UR14]", ["UR14"], span("R", 4, 32)),

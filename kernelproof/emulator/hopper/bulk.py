@@ -233,6 +233,12 @@ class Bulk:
                 data = self._read_box(map_, _signed(coordinates, lane), lane, site)
                 self._deliver(data, delivery, SWIZZLE_SPAN[map_.swizzle], 128, lane, site)
 
+    def prefetch_tensor(self, address: Array, coordinates: list[Array], m: Mask, site: int) -> None:  # noqa: ARG002
+        """cp.async.bulk.prefetch.tensor to the L2, which changes no value. It may precede griddepcontrol.wait, because
+        the device's memory is coherent in the L2."""
+        for lane in self._lanes(m):
+            self._map(int(address[lane]), lane, site)
+
     def load(self, source: Array, size: Array, delivery: Delivery, m: Mask, site: int, shared: bool) -> None:
         """cp.async.bulk of consecutive bytes to shared memory, from global memory or from this CTA's shared memory
         (``shared``)."""

@@ -185,6 +185,19 @@ def test_tensor_maps_that_are_none_or_reach_too_far() -> None:
     assert near.reports == []
 
 
+@pytest.mark.parametrize(("start", "kinds"), [("%d1", []), ("%q", ["tensor-map"])])
+def test_a_prefetch_changes_nothing_but_needs_a_tensor_map(start: str, kinds: list[str]) -> None:
+    """Any coordinates may be prefetched, also outside of the tensor, and also before the previous kernel has ended."""
+    prefetch = f"cp.async.bulk.prefetch.tensor.2d.L2.global [{start}, {{%a0, %x0}}];"
+    text = load_kernel(2, 1024).replace("prefetch.tensormap [%d1];", f"mov.u32 %x0, -77; {prefetch}")
+    memory = Memory()
+    x = memory.upload(np.arange(512, dtype=np.uint16))
+    y = memory.upload(np.empty(512, np.uint16), "output")
+    result = launch(text, [tensor_map(x, (64, 8), (128,), (64, 8), 0), y, 0, 0], memory)
+    assert [r.kind for r in result.reports] == kinds
+    np.testing.assert_array_equal(y.download(), np.arange(512))
+
+
 def test_misplaced_destinations() -> None:
     """A TMA load is reported if its target is misaligned or outside of shared memory."""
     memory = Memory()

@@ -76,6 +76,12 @@ def _change_receivers(s: Statement) -> Iterator[Change]:
         yield from adjust("mask", 3, "b16", "xor.b16", "1")(s)
 
 
+def _box(e: Emitter, tensor: TensorOperand) -> str:
+    """The text of two arguments: the address of a box's tensor map, and the box's coordinates."""
+    coordinates = ", ".join(e.array(c, "u4") for c in tensor.coordinates)
+    return f"{e.address(Mem(tensor.base, tensor.offset), 'generic')}, [{coordinates}]"
+
+
 @instruction(
     "cp.async.bulk.tensor",
     writes=Writes.MEMORY,
@@ -87,21 +93,26 @@ def copy_tensor(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory."""
     destination, origin = _spaces(e, ins)
     tensor = next(op for op in ins.operands if isinstance(op, TensorOperand))
-    map_address = e.address(Mem(tensor.base, tensor.offset), "generic")
-    coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
+    box = _box(e, tensor)
     if (destination, origin) == ("shared", "global"):
         target, _, bar = ins.operands[:3]
-        e.line(f"C.load_tensor({map_address}, {coordinates}, {_delivery(e, ins, target, bar, 3)}, {e.lanes()})")
+        e.line(f"C.load_tensor({box}, {_delivery(e, ins, target, bar, 3)}, {e.lanes()})")
         return
     reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
     source = e.shared(ins.operands[1], "shared:cta")
-    e.line(f"C.store_tensor({map_address}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
+    e.line(f"C.store_tensor({box}, {source}, {reduction!r}, {e.lanes()})")
 
 
 @instruction("cp.async.bulk.prefetch", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
-@instruction("cp.async.bulk.prefetch.tensor", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
 def prefetch(e: Emitter, ins: Instr) -> None:
     """Prefetches have no effect on values."""
+
+
+@instruction("cp.async.bulk.prefetch.tensor", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
+def prefetch_tensor(e: Emitter, ins: Instr) -> None:
+    """cp.async.bulk.prefetch.tensor, which has no effect on values; but its tensor map must be one."""
+    tensor = next(op for op in ins.operands if isinstance(op, TensorOperand))
+    e.line(f"C.prefetch_tensor({_box(e, tensor)}, {e.lanes()})")
 
 
 @instruction("cp.async.bulk.commit_group", writes=Writes.MEMORY, hopper=True, mutations=(drop,))

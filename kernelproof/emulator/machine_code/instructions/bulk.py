@@ -125,9 +125,17 @@ def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     low.emit("cp.async.bulk.commit_group")
 
 
-@mnemonic("UTMACCTL UTMAPF UBLKPF", f"PF L2 {_DIMENSIONS}")
+@mnemonic("UTMACCTL UBLKPF", "PF L2")
 def prefetch(low: Lowering, ins: Instruction) -> None:
-    """Prefetches of tensor maps and data, which change no value."""
+    """Prefetches of tensor maps and of consecutive bytes, which change no value."""
+
+
+@mnemonic("UTMAPF", f"L2 {_DIMENSIONS}")
+def prefetch_box(low: Lowering, ins: Instruction) -> None:
+    """cp.async.bulk.prefetch.tensor. Its first operand has the coordinates alone."""
+    low.once()
+    registers, tensor, *_ = ins.operands
+    low.emit(f"cp.async.bulk.prefetch.tensor.{_rank(ins)}.L2.global.tile", _box(low, ins, registers, 0, tensor))
 
 
 _WORDS = {"64": 2, "128": 4}  # modifier -> words that are stored
