@@ -15,6 +15,7 @@ from cudal2gen.kernel.tma_ring import (
     UNTUNED,
     HintA,
     HintB,
+    PrefetchB,
     RasterAxis,
     RasterGroup,
     RingBk,
@@ -92,6 +93,7 @@ class Sm100Tcgen05(TmaRing):
         Literal["static", "clc"],
         Field(description="a cluster's next tile: by its rank in a persistent grid, or claimed from a full grid"),
     ] = "static"
+    prefetch_b: PrefetchB = False
 
     warp_rows: ClassVar[int] = 32
     atom_rows: ClassVar[int] = 16
@@ -241,6 +243,10 @@ class Sm100Tcgen05(TmaRing):
     @property
     def paired(self) -> bool:
         return self.pair
+
+    @property
+    def prefetches_b(self) -> bool:
+        return self.prefetch_b
 
     @property
     def claims_tiles(self) -> bool:

@@ -15,6 +15,7 @@ from cudal2gen.kernel.tma_ring import (
     UNTUNED,
     HintA,
     HintB,
+    PrefetchB,
     RasterAxis,
     RasterGroup,
     RingBk,
@@ -110,6 +111,7 @@ class Sm90Wgmma(Warpgroups):
     pdl: Overlap
     min_blocks: MinBlocks
     stream_k: StreamK = False
+    prefetch_b: PrefetchB = False
 
     atom_rows: ClassVar[int] = WGMMA_M
     instruction: ClassVar[str] = "wgmma"
@@ -229,6 +231,10 @@ class Sm90Wgmma(Warpgroups):
     def reduces_in_cluster(self) -> bool:
         """Whether the CTAs of a cluster sum slices of k in shared memory."""
         return self.reduce == "cluster"
+
+    @property
+    def prefetches_b(self) -> bool:
+        return self.prefetch_b
 
     @property
     def persistent(self) -> bool:

@@ -36,6 +36,7 @@ WORDS: Mapping[str, str] = {
     "min_blocks": "maxnreg occupancy minblockspersm ctaspersm blockspersm",
     "epilogue": "storemode tmastore epilogueschedule",
     "pdl": "launchpdl griddepcontrol programmaticdependentlaunch",
+    "prefetch_b": "l2prefetch prefetchl2 prefetchweights weightprefetch",
     "swap_ab": "swap transpose transposed",
     "acc": "accdtype acctype accumulator accum accumulatortype",
     "ab": "dtype indtype inputdtype elementa elementb",

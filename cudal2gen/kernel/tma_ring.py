@@ -40,6 +40,9 @@ StreamK = Annotated[
     bool,
     Field(description="share out the k-tiles of the last wave's tiles among all CTAs, which add sums in the L2"),
 ]
+PrefetchB = Annotated[
+    bool, Field(description="ask the L2 for a CTA's first tiles of B before the wait for the previous kernel")
+]
 SummedIn = Literal["none", "cluster", "workspace", "stream"]
 
 
@@ -59,6 +62,7 @@ class TmaRing(Ring, Sm90Kernel):
         raster_group: int
         epilogue: Literal["tma", "direct"]
         stream_k: bool
+        pdl: bool
 
     CONVENTION: ClassVar[type[Launch]] = Tma
     DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
@@ -103,6 +107,8 @@ class TmaRing(Ring, Sm90Kernel):
             return
         if self.stream_k:
             yield "stream_k=true: must be false for batch=grouped, whose tiles are counted on the device"
+        if self.prefetches_b:
+            yield "prefetch_b=true: must be false for batch=grouped, whose tiles are known only after the wait"
         if self.cluster[0] > 1:
             yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
         if self.swap_ab and self.fusion.bias == "m":
@@ -294,6 +300,8 @@ class TmaRing(Ring, Sm90Kernel):
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.stream_k and self.ctas % at_once == 0:
             remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
+        if self.prefetches_b and not self.pdl:
+            remarks.append("prefetch_b=true: without pdl no kernel runs during the wait, so nothing is asked for early")
         for name, chunk, part in (("A", self.chunk_a, self.part_a), ("B", self.chunk_b, self.part_b)):
             if chunk < self.element.chunk:
                 remarks.append(f"boxes of {name} are {chunk} columns wide: {part // chunk} of them per k-tile")
@@ -323,6 +331,11 @@ class TmaRing(Ring, Sm90Kernel):
     @property
     def paired(self) -> bool:
         """Whether one thread multiplies for two CTAs."""
+        return False
+
+    @property
+    def prefetches_b(self) -> bool:
+        """Whether the loading thread asks the L2 for its first tiles of B before it waits for the previous kernel."""
         return False
 
     @property

@@ -239,6 +239,7 @@ FUSED: dict[str, Record] = {
 BATCHED: dict[str, Record] = {
     "batched zsplit split": small(batch="strided", raster="zsplit", swizzle_stride=32, split_k=3, acc="f32"),
     "batched wgmma": ring(batch="strided"),
+    "batched wgmma nn, weights asked for ahead": ring(batch="strided", layout="nn", cluster=[2, 1], prefetch_b=True),
     "batched once": once(batch="strided"),
     "grouped": small(batch="grouped", padding="predicate"),
     "grouped persistent nn": small(batch="grouped", padding="predicate", raster="persistent", layout="nn"),
@@ -276,6 +277,9 @@ TENSORS: dict[str, Record] = {
     ),
     "tensor two instructions wide": tensor(
         **WIDER_THAN_INSTRUCTION, bn=384, acc="f16", cluster=[1, 2], fusion="residual"
+    ),
+    "tensor pair, two instructions wide, weights asked for ahead": tensor(
+        **PAIR, **WIDER_THAN_INSTRUCTION, bn=512, prefetch_b=True
     ),
     "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
     "tensor swapped d": tensor(**F32_OUT, **SWAPPED_TENSOR),

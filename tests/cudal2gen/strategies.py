@@ -392,6 +392,7 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
         "atom_n": atom_n,
         "schedule": "cooperative" if reduce == "cluster" else schedule,
         "reduce": reduce,
+        "prefetch_b": draw(st.booleans()),
         **({"epilogue": "direct"} if reduce == "cluster" else {}),
         "registers": draw(st.sampled_from({1: [None], 2: [None, [40, 232]], 3: [None, [32, 160]]}[consumers])),
         "min_blocks": 1,
@@ -422,6 +423,7 @@ def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
         "pair": pair,
         "accumulators": 1 if cols > 256 else draw(st.sampled_from([1, 2])),
         "scheduler": "clc" if claims else "static",
+        "prefetch_b": draw(st.booleans()),
     }
     try:
         return tcgen05(**fields)

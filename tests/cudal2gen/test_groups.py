@@ -221,6 +221,7 @@ ILLEGAL = [
     (once, {"batch": "grouped"}, "batch=grouped: must be none or strided for family sm90_small"),
     (ring, {**RING, "split_k": 2, "reduce": "workspace"}, "split_k=2: must be 1 for batch=grouped"),
     (ring, {**RING, "stream_k": True}, "stream_k=true: must be false for batch=grouped"),
+    (ring, {**RING, "prefetch_b": True}, "prefetch_b=true: must be false for batch=grouped"),
     (ring, {**RING, **SWAPPED, "fusion": "bias_m"}, "swap_ab=true: must be false for bias_m and batch=grouped"),
     (ring, {**RING, "cluster": [2, 1]}, r"cluster=\[2, 1\]: must be \[1, ..\] for batch=grouped"),
 ]

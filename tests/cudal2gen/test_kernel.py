@@ -281,6 +281,7 @@ ILLEGAL_TENSOR = [
     ("epilogue", {"swap_ab": True, "bn": 128, "fusion": "silu+gate"}, "must be direct for gate with swap_ab"),
     ("bn", {"bn": 48, "fusion": "silu+gate"}, "must be a multiple of 32 for gate in epilogue tma"),
     ("stream_k", {"batch": "grouped", "stream_k": True}, "must be false for batch=grouped"),
+    ("prefetch_b", {"batch": "grouped", "prefetch_b": True}, "must be false for batch=grouped"),
     ("split_k", {"batch": "grouped", "split_k": 2}, "must be 1 for batch=grouped"),
     ("cluster", {"batch": "grouped", "cluster": [2, 1]}, "tiles of two groups share no B"),
     ("scheduler", {"scheduler": "clc", "split_k": 2}, "must be static for split_k=2, whose CTAs add each other's sums"),

@@ -1,16 +1,22 @@
-"""Proves what a kernel does before it waits for the previous one: it computes its first tile, and reads no memory."""
+"""Proves what a kernel does before it waits for the previous one: it computes its first tile, and reads no memory, but
+may ask the L2 for its first tiles of B."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
-from cudal2gen.validator import run_case, stress_shapes
+from cudal2gen.kernel.tma_ring import TmaRing
+from cudal2gen.validator import Shape, run_case, stress_shapes
 from kernelproof import sass
+from kernelproof.emulator.hopper.bulk import Bulk
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.paths import ring, tensor
 
@@ -20,6 +26,8 @@ LOOP = "    for (int step = work.first; step < work.last; ++step) {\n      const
 STORING = f"    {WAIT}\n    store_tiles(gemm, shared, rank, columns);"
 CONSUMING = f"    {WAIT}\n    consume(gemm, shared, rank);"
 SLICED = tensor(split_k=3, pdl=True)
+Box = tuple[int, ...]  # the address of its tensor map, and its coordinates
+Boxes = dict[tuple[Bulk, int], list[Box]]  # those of each loading thread, a lane of a batch of threads
 # Records whose loading thread computes its first tile before the wait.
 EARLY: dict[str, Record] = {
     "wgmma": ring(pdl=True),
@@ -48,7 +56,22 @@ FAULTS: dict[str, Faulty] = {
         tensor(fusion="bias_n", pdl=True), STORING, STORING.replace(WAIT, "") + WAIT,
     ),
 }  # fmt: skip
-BUILT_AHEAD = [*EARLY.values(), *FAULTS.values()]
+ASKING: dict[str, Record] = {
+    "wgmma, parts of a shared B": ring(cluster=[2, 1], k=320, pdl=True, prefetch_b=True),
+    "wgmma, slices, along n": ring(
+        layout="nn", split_k=2, reduce="cluster", epilogue="direct", k=640, pdl=True, prefetch_b=True
+    ),
+    "tcgen05, halves of two panels": tensor(
+        pair=True, cluster=[2, 1], bn=320, accumulators=1, stages=4, pdl=True, prefetch_b=True
+    ),
+}
+EARLIEST = "(work.first + stage) * kBK"
+# Texts that ask for other boxes than they load first.
+ASKING_AMISS = {
+    "other k-tiles": Faulty(ASKING["wgmma, slices, along n"], EARLIEST, "stage * kBK"),
+    "another CTA's part": Faulty(ASKING["wgmma, parts of a shared B"], f"{EARLIEST}, rank_m", f"{EARLIEST}, 0"),
+}
+BUILT_AHEAD = [*EARLY.values(), *FAULTS.values(), *ASKING.values(), *ASKING_AMISS.values()]
 MOST_BEHIND = 40  # instructions between the wait and the first load
 
 
@@ -68,6 +91,66 @@ def test_no_tile_is_computed_between_the_wait_and_the_first_load(name: str) -> N
     divisions = [item for item in behind if item.name == "MUFU"]  # of numbers that are known at run time
     assert not divisions
     assert len(behind) <= MOST_BEHIND
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_weights_are_asked_for_before_the_wait(name: str) -> None:
+    """The loading thread prefetches all boxes, waits, and only then loads."""
+    (function,) = sass.disassemble(compiler.build([ASKING[name]])[0].cubin)
+    graph = sass.Graph(function)
+    names = [[item.name for item in block.instructions] for block in graph.blocks]
+    (asking,) = (each for each in graph.blocks if "UTMAPF" in names[each.index])
+    assert len(list(ways_to_a_load(graph))) == 1  # so no other wait precedes loads
+    way, at = list(names[asking.index]), asking
+    while "ACQBULK" not in way:
+        assert "UTMALDG" not in way
+        at = graph.blocks[max(at.successors, key=lambda to: "ACQBULK" in names[to])]
+        way += names[at.index]
+    assert "UTMALDG" not in way[: way.index("ACQBULK")]
+    assert way.index("ACQBULK") > max(i for i, each in enumerate(way) if each == "UTMAPF")
+
+
+def boxes(record: Record, built: compiler.Artifact, library: Path) -> tuple[Boxes, Boxes]:
+    """The boxes for which each loading thread asks, and those that it loads by the same tensor map, in their order."""
+    asked: Boxes = defaultdict(list)
+    loaded: Boxes = defaultdict(list)
+
+    def spy(into: Boxes, method: Callable[..., None]) -> Callable[..., None]:
+        def seen(unit: Bulk, address: Any, coordinates: list[Any], *rest: Any) -> None:
+            for lane in unit.batch.lanes(rest[-2]).tolist():
+                into[unit, lane].append((int(address[lane]), *(int(each[lane]) for each in coordinates)))
+            method(unit, address, coordinates, *rest)
+
+        return seen
+
+    shape = Shape(record.m, record.n, record.k)
+    with (
+        mock.patch.object(Bulk, "prefetch_tensor", spy(asked, Bulk.prefetch_tensor)),
+        mock.patch.object(Bulk, "load_tensor", spy(loaded, Bulk.load_tensor)),
+    ):
+        case = run_case(record, built, library, shape, "binary")[0]
+    assert not case.findings
+    maps = {box[0] for each in asked.values() for box in each}
+    return asked, {lane: [box for box in each if box[0] in maps] for lane, each in loaded.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ASKING, *ASKING_AMISS])
+def test_the_boxes_that_are_asked_for_are_those_that_are_loaded_first(name: str, library: Path) -> None:
+    faulty = ASKING_AMISS.get(name)
+    record = faulty.record if faulty else ASKING[name]
+    assert isinstance(record, TmaRing)
+    built = faulty.built() if faulty else compiler.build([record])[0]
+    asked, loaded = boxes(record, built, library)
+    assert len(asked) == len(loaded) >= record.cluster_ctas
+    assert {len(each) % record.stages for each in asked.values()} == {0}
+    same = all(each == loaded[lane][: len(each)] for lane, each in asked.items())
+    assert same == (faulty is None)
+
+
+def test_a_record_that_asks_without_overlap_says_so() -> None:
+    assert not any("prefetch_b" in remark for remark in ring(prefetch_b=True, pdl=True).remarks)
+    assert any("prefetch_b" in remark for remark in ring(prefetch_b=True).remarks)
 
 
 def ways_to_a_load(graph: sass.Graph) -> Iterator[list[sass.Instruction]]:

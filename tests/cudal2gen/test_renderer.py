@@ -101,6 +101,7 @@ WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "registers": ({}, {"registers": None}),
     "min_blocks": ({"bm": 128, "bn": 32, "atom_n": 32, "registers": None}, {"min_blocks": 2}),
     "stream_k": ({}, {"stream_k": True}),
+    "prefetch_b": ({}, {"prefetch_b": True}),
     "family": ({}, {}),
 }
 WGMMA_DATA: dict[str, dict[str, Any]] = {
@@ -127,6 +128,7 @@ TENSOR_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pair": ({"cluster": [2, 1]}, {"pair": True}),
     "accumulators": ({}, {"accumulators": 1}),
     "scheduler": ({}, {"scheduler": "clc"}),
+    "prefetch_b": ({}, {"prefetch_b": True}),
     "split_k": ({}, {"split_k": 3}),
     "family": ({}, {}),
 }

@@ -16,6 +16,7 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 SMALL = ring(stages=2)
 TURNS = ring(stages=2, **PINGPONG)
 SWAPPED = ring(stages=2, swap_ab=True, bm=32, bn=64)
+AHEAD = ring(stages=2, cluster=[2, 1], prefetch_b=True)
 PAIR, SQUARE = ring(stages=2, cluster=[2, 1]), ring(stages=2, cluster=[2, 2])
 COVERED: dict[str, Record] = {
     "f32": SMALL,
@@ -25,6 +26,7 @@ COVERED: dict[str, Record] = {
     "clusters of two, in turns": ring(stages=2, cluster=[1, 2], **PINGPONG),
     "clusters of four": SQUARE,
     "operands swapped": SWAPPED,
+    "weights asked for ahead": AHEAD,
     "operands swapped, f16, clusters of two": ring(stages=2, acc="f16", swap_ab=True, bm=32, bn=64, cluster=[1, 2]),
     "two consumers, setmaxnreg": ring(**TWO_CONSUMERS, registers=[40, 232]),
     "columns that are divided by 13": ring(stages=2, bn=208, atom_n=208),
@@ -123,6 +125,10 @@ FAULTS: dict[str, Edit] = {
     "the producer uses a third stage": Edit(NEXT_STAGE, r"\g<1>3;"),
     "the consumers' parity stays": Edit(TOGGLE, "", 1),
     "the producer's parity stays": Edit(TOGGLE, ""),
+    "what is no tensor map is prefetched": Edit(
+        r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[(%rd\d+),[^;]*;",
+        r"add.s64 \1, \1, 64;\n\g<0>\nsub.s64 \1, \1, 64;", record=AHEAD,
+    ),
     # Products.
     "k-tiles begin with what accumulators hold": Edit(r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;"),
     "each k-tile begins with zeros": Edit(r"setp\.ne\.b32 p, %r\d+, 0;", "setp.ne.b32 p, 0, 0;"),
