@@ -59,6 +59,9 @@ ACCS: tuple[Acc, ...] = ("f32", "f16")
 DECODING = ("h200", "b200")
 DECODE_ROWS = (1, 8, 16, 32, 64)
 FEW_ROWS = DECODE_ROWS[:3]
+# Up to so many rows, kernels of decoding serve no other problems. Those for 64 rows do, so that a field which only
+# decoding needs would double them.
+MOST_EARLY_ROWS = 32
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
 LINEARS = (
     *((6144, 4096), (12288, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -305,11 +308,14 @@ def overlaps(record: Record) -> bool:
 
 
 def overlapping(record: Record) -> Record:
-    """The record, with dependent launch if it can overlap and is short or a product of decoding."""
+    """The record, with dependent launch if it can overlap and is short or a product of decoding. For up to
+    ``MOST_EARLY_ROWS`` rows of the latter it asks for weights before it waits for the kernel before."""
     if not overlaps(record):
         return record
-    short = model.estimate(record).us < SHORT_US or decodes(record.problem)
-    return record.at(record.problem, pdl=short)
+    decoding = decodes(record.problem)
+    short = model.estimate(record).us < SHORT_US or decoding
+    early = decoding and record.m <= MOST_EARLY_ROWS and "prefetch_b" in type(record).model_fields
+    return record.at(record.problem, pdl=short, **({"prefetch_b": True} if early else {}))
 
 
 def problems(gpu: str) -> Iterator[Problem]:
