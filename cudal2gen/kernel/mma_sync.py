@@ -51,6 +51,11 @@ class MmaTiles(Record):
         return self.bm * self.bn // self.threads // (2 if self.acc == "f16" else 1)
 
     @property
+    def keeps_parts(self) -> bool:
+        """Whether slices of k are summed in device memory; a cluster sums them in shared memory."""
+        return False
+
+    @property
     def loads_fused_early(self) -> bool:
         """Whether a bias is loaded before the main loop; not if slices are summed first or registers are short."""
         return self.split_k == 1
@@ -130,6 +135,10 @@ class MmaSyncKernel(MmaTiles):
     @property
     def warps(self) -> tuple[int, int]:
         return self.mma_repeat[:2]
+
+    @property
+    def keeps_parts(self) -> bool:
+        return self.split_k > 1
 
     @property
     def smem_static_bytes(self) -> int:
