@@ -22,7 +22,7 @@ from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
 from tests.commands import run
-from tests.cudal2gen.asking import PROBLEM, candidates, endpoint, incumbent, measured, question
+from tests.cudal2gen.asking import PROBLEM, candidates, endpoint, incumbent, measured_trials, question
 from tests.cudal2gen.chat_server import proposes, says, serving
 from tests.packages import require
 
@@ -153,7 +153,7 @@ def test_stages(fields: dict[str, str], stage: str) -> None:
 
 
 def test_a_question_names_its_records_again() -> None:
-    trials = measured({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
+    trials = measured_trials({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
     for asked in (question(trials), Question(candidates(), trials)):
         bases = record_prompt.bases_of(asked)
         text = record_prompt.document(asked, bases, [], [], [], 1)

@@ -155,6 +155,7 @@ def test_torch_says_of_the_emulated_gpu_what_the_device_is(gpu: str, monkeypatch
     fake = SimpleNamespace(cuda=cuda, nn=SimpleNamespace(Module=type("Module", (), {})), amp=SimpleNamespace(),
                            version=SimpleNamespace())  # fmt: skip
     monkeypatch.setattr(cuda_face, "torch", fake)
+    monkeypatch.setattr(cuda_face, "OBSTACLES", [])  # rooms are forked from this process
     cuda_face.install(device)
     assert {name for name in vars(cuda) if not hasattr(torch.cuda, name)} == set()
     assert (cuda.is_available(), cuda.is_initialized(), cuda.is_bf16_supported()) == (True, True, True)
