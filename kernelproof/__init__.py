@@ -1,6 +1,6 @@
 """Proves any CUDA kernel without a GPU: executes it on the CPU and reports what is wrong with it.
 
-``load`` loads kernels for launches in Python, and ``check_source`` grades a source against a reference.
+``load`` makes the kernels of a source launchable from Python, and ``check_source`` grades a source against a reference.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and 
 MAX_PUBLISHED_LOSS = 1.10
 LARGE = 4096  # from these extents on 46 of 57 published H100 kernels share operands in pairs of CTAs
 # A product of decoding reads its weights at the rate of device memory, which few SMs may not reach. So on these GPUs
-# its kernel has at least so many CTAs, if one with so many takes at most MAX_BUSY_LOSS times the best modelled time.
+# its kernel has at least this number of CTAs, if a kernel with as many takes at most MAX_BUSY_LOSS times the best
+# modelled time.
 BUSY_CTAS, MAX_BUSY_LOSS = {"b200": 120}, 1.10
 WIDE = 2048  # from these extents of D on, GPUs other than Hopper take tiles of published kernels: is_wide
 PRESENT_WEIGHT = 2.0  # weight of a problem for a kernel that the catalog has already
@@ -59,8 +60,8 @@ ACCS: tuple[Acc, ...] = ("f32", "f16")
 DECODING = ("h200", "b200")
 DECODE_ROWS = (1, 8, 16, 32, 64)
 FEW_ROWS = DECODE_ROWS[:3]
-# Up to so many rows, kernels of decoding serve no other problems. Those for 64 rows do, so that a field which only
-# decoding needs would double them.
+# The most rows of a product of decoding whose kernel has ``prefetch_b``. Kernels for 64 rows serve other problems too,
+# which do not need that field, so the catalog would have each of them twice.
 MOST_EARLY_ROWS = 32
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
 LINEARS = (
@@ -209,9 +210,10 @@ def near_best(problem: Problem) -> list[Record]:
 
 
 def decodes(problem: Problem) -> bool:
-    """Whether a problem is one of the products of decoding."""
-    chosen_alike = problem.gpu in DECODING and (problem.acc == "f32" or problem.gpu == "h200")
-    return chosen_alike and (problem.m, problem.n, problem.k) in DECODE
+    """Whether a problem is one of the products of decoding. The few of them that the grid has with fp16 sums count on
+    an H200 only, whose records for them were chosen as such."""
+    counts = problem.gpu == "h200" or (problem.gpu in DECODING and problem.acc == "f32")
+    return counts and (problem.m, problem.n, problem.k) in DECODE
 
 
 @cache

@@ -109,7 +109,8 @@ class SmemTiles(MmaTiles):
 
 
 def _swizzle_across(vectors: int) -> Swizzle:
-    """The swizzle of rows across k of ``vectors`` 16-byte vectors. Its source bits are the low bits of the row."""
+    """The swizzle of an operand whose rows run across k, with ``vectors`` vectors of 16 bytes in each row. Its source
+    bits, which it XORs into the place of a vector, are the low bits of the row."""
     # vectors & -vectors is the largest power of two that divides a row.
     return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
 

@@ -139,8 +139,8 @@ class BoxMachine(RoleMachine):
         return [rank for rank in range(self.pipeline.ranks) if mask >> rank & 1]
 
     def _filled(self, stage: int, expected: int | None) -> None:
-        """End a k-tile: the producer has issued all copies to this stage. ``expected``: the bytes that the stage's
-        mbarrier expects; None if another CTA expects them."""
+        """Records that the producer has issued all copies of a k-tile to a stage. ``expected``: how many bytes the
+        stage's mbarrier expects; None if the mbarrier of another CTA counts them."""
         track = self.track
         at = {
             rank: np.concatenate([x for to, x in track.boxes if to == rank]) for rank in {to for to, _ in track.boxes}

@@ -100,8 +100,8 @@ def block_after_waits(program: Program, exits: list[int]) -> int:
 
 
 def block_after_products(program: Program) -> int:
-    """The first block through which all paths lead and from which no product can be reached. Raises NotCertified if
-    there is none."""
+    """The block where a program's products have ended: all paths lead through it, none leads from it to a product, and
+    it is the first such block. Raises NotCertified if there is none."""
     at: int | None = 0
     while at is not None:
         if not any(multiplies(ins) for block in reachable(program.blocks, [at]) for ins in program.blocks[block].all()):

@@ -66,8 +66,8 @@ named = Polynomial.named
 
 
 class Way(NamedTuple):
-    """What a thread has done in a tile, as far as other threads must do the same: ``taken`` and ``agreed`` of
-    ``SumMachine``."""
+    """What a thread has done in a tile, as far as the threads that add with it must do the same. ``taken``, ``agreed``:
+    the attributes of ``SumMachine`` at the end of the tile."""
 
     taken: dict[int, list[object]]
     agreed: list[object]

@@ -1,4 +1,5 @@
-"""Proves one CTA whose accumulators are in tensor memory: its roles, and how its threads meet after their items."""
+"""Proves one CTA whose accumulators are in tensor memory: each of its roles, and the barrier where all of its threads
+meet after their last items."""
 
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ ROLES = (PRODUCER, MULTIPLIER, CONSUMER)
 
 
 class TensorCta(CtaProof):
-    """Proves the roles of such a CTA. Role 0 is the producer, 1 the multiplier (if the CTA multiplies), 2 the group
-    that stores; 3 stands for all threads after their items. ``ended``: the threads that have reached the block where
-    all threads meet, with their states there."""
+    """Proves the roles of a CTA whose accumulators are in tensor memory.
+
+    Role 0 is the producer, 1 the multiplier (if the CTA multiplies), 2 the group that stores. 3 stands for all threads
+    after their items. ``ended``: the threads that have reached the block where all threads meet, with their states
+    there.
+    """
 
     ended: list[tuple[Lanes, RoleState]]
 

@@ -169,8 +169,8 @@ def test_a_failed_proof_is_confirmed_by_an_execution(kind: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_step_of_adding_slices_is_needed() -> None:
-    """The steps are fences, barriers, and accesses to the counter and the partial sums of split_k. Of all their changes
-    every third is proved."""
+    """A kernel adds slices of k by fences, barriers, and accesses to the counter and the partial sums. Every third
+    change of these steps is tried: the proof refuses it, or it is harmless."""
     record = PATHS["split_k"]
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()

@@ -54,8 +54,8 @@ add.s32 %r2, %r1, 1;
 
 
 def test_only_findings_in_code_of_the_compiler_are_left_out() -> None:
-    """These findings are of a fence that Triton omits, and of loads of an element that another thread stores, if
-    nothing else uses them."""
+    """A launch leaves out two kinds of findings in code that Triton's compiler writes: a fence that it omits, and a
+    load, whose value nothing uses, of an element that another thread stores."""
 
     def report(kind: str, message: str, other: int | None = None) -> Any:
         side = SimpleNamespace(site=SimpleNamespace(line=other))

@@ -34,10 +34,10 @@ class Use(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """What of an instruction is still pending on a path, ``cycles`` after its issue.
+    """What is still pending of an instruction that was issued ``cycles`` ago on a path.
 
-    ``fixed``, ``result``, ``operand``: masks of registers, as in ``Use.how``. ``result_boards``, ``operand_boards``:
-    masks of the scoreboards that guard the latter two.
+    ``fixed``, ``result`` and ``operand`` are masks of registers, named after the kinds of ``Use.how``. The masks
+    ``result_boards`` and ``operand_boards`` have the scoreboards that guard ``result`` and ``operand``.
     """
 
     cycles: int

@@ -41,7 +41,8 @@ done:
 def test_what_a_warp_leaves_out_is_found_of_that_warp(step: str) -> None:
     x = np.arange(7, 135, dtype=np.uint32)
     for warp in range(4):
-        # Warps 0 to 3 store and execute the first two steps; the warp four further executes the last one.
+        # Warps 0 to 3 store to tensor memory and execute the steps "wait" and "before". Warp ``warp + 4`` loads what
+        # ``warp`` has stored, and executes the step "after".
         left_out = warp + 4 * (step == "after")
         _, result = launch(handed_over(step, left_out), x, np.empty(128, np.uint32), block=256)
         assert {report.kind for report in result.reports} == {"tensor-memory-race"}

@@ -18,8 +18,9 @@ from kernelproof.emulator.frontend.instruction import registered
 from kernelproof.emulator.hopper.cluster_clocks import MAX_BARRIERS, ClusterClocks
 from kernelproof.emulator.hopper.register_pool import entry_registers
 
-# How the opcodes begin that need the units of sm_100, and those that need the units of sm_90: mbarriers, bulk copies,
-# wgmma and clusters. By the PTX manual, elect, griddepcontrol and stmatrix belong to sm_90 too, but need no unit.
+# The first words of all opcodes that the emulator executes by its units of sm_100, and by those of sm_90 (mbarriers,
+# bulk copies, wgmma, clusters). By the PTX manual, elect, griddepcontrol and stmatrix also need sm_90, but the emulator
+# executes them without a unit.
 SM_100 = ("tcgen05.", "clusterlaunchcontrol.", "emu_loaded")
 SM_90 = (
     "barrier.cluster.", "cp.async.bulk", "cp.async.mbarrier.", "emu_try_wait", "emu_waited", "fence.mbarrier_init",
