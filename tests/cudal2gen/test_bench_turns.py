@@ -71,8 +71,8 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
     # Every round leaves out one kernel more and closes what it opened. Only the first round warms up.
     opening = [name for name, kind in names.items() if kind not in ("launch", "gpu")]
     assert sorted(closed) == sorted(name for present, _ in calls for name in present if name in opening)
+    fast = [name for name, kind in names.items() if kind == "fast"]
     for number, (present, options) in enumerate(calls):
-        fast = [name for name, kind in names.items() if kind == "fast"]
         assert present == [*others, *(name for name in opening if name not in fast[:number])]
         assert (options.warmup_seconds, options.seed) == (0.0 if number else 3.0, 5)
         assert options.benchmark_seconds == 2.0 * max(1, len(present))

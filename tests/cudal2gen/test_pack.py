@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -28,6 +27,7 @@ from cudal2gen.launch import launcher
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.pack import PackError
 from cudal2gen.pack.abi import ABI, FIRST_READER
+from cudal2gen.pack.contents import _table_for_c
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results.choice import Row, Table
 from kernelproof import emulator
@@ -85,8 +85,7 @@ def test_the_table_for_c_has_every_kernel_and_every_win(table: Table) -> None:
     wins = [packed.row(records[0], 0, 2.0), packed.row(records[1], 1, 1.5, products=2),
             packed.row(records[4], 4, 1.25, products=7)]  # fmt: skip
     rows = [wins[0], packed.row(records[2], 2, 0.5), wins[1], wins[2], packed.row(records[3], 3, 1.0, products=3)]
-    module = importlib.import_module("cudal2gen.pack.contents")  # whose name the package gives to a function of it
-    text = module._table_for_c(replace(table, rows=rows), {"b": b"content", "a": b""}).decode()
+    text = _table_for_c(replace(table, rows=rows), {"b": b"content", "a": b""}).decode()
     *lines, digest = text.splitlines()
     assert digest == f"sha256={hashlib.sha256(text.removesuffix(digest + chr(10)).encode()).hexdigest()}"
     stated = [(line.partition(" ")[0], dict(token.split("=", 1) for token in line.split()[1:])) for line in lines]

@@ -49,10 +49,9 @@ def product_of(operands: Operands) -> Any:
 @pytest.mark.parametrize(("products", "shared"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_a_product_of_padded_operands_is_cut_to_that_of_the_caller(layout: str, products: int, shared: bool) -> None:
-    expected = None
+    record, operands = drawn(layout, products, shared)
+    expected = product_of(operands)
     for copied in product((False, True), repeat=3):
-        record, operands = drawn(layout, products, shared)
-        expected = product_of(operands) if expected is None else expected
         use = serving.Use(LAUNCHED, copied)
         tensors = launch_tensors(record, operands, use, None)
         for target, source in tensors.before:
@@ -125,8 +124,8 @@ def test_operands_that_do_not_fit_are_refused(products: int) -> None:
         with pytest.raises(ValueError, match=r"\w"):
             check(record, replace(operands, **change))
     plain = small(layout="tn", padding="pad", m=M, n=N, k=K)
+    single = replace(drawn("tn", 1, shared=False)[1], bias=None, c=None, aux=None, beta=1.0)
+    assert check(plain, single).mnk == f"{M}_{N}_{K}"
     for name in ("bias", "c"):
-        single = replace(drawn("tn", 1, shared=False)[1], bias=None, c=None, aux=None, beta=1.0)
-        assert check(plain, single).mnk == f"{M}_{N}_{K}"
         with pytest.raises(ValueError, match=r"\w"):
             check(plain, replace(single, **{name: torch.zeros(N)}))

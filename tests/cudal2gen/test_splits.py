@@ -15,8 +15,14 @@ from scripts import splits
 from tests.commands import run
 from tests.cudal2gen.strategies import multistage
 
-# Each published record that was replaced, and the one that replaces it.
-PAIRS = [(record, catalog.own(record.problem)) for record in published.replaced()]
+Pairs = list[tuple[Record, Record | None]]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Pairs:
+    """Each published record that was replaced, and the one that replaces it; None if there is none."""
+    own = {record.problem: record for record in catalog.load(gpus=["a100"])}
+    return [(record, own.get(record.problem)) for record in published.replaced()]
 
 
 def tall(**fields: object) -> Record:
@@ -25,9 +31,9 @@ def tall(**fields: object) -> Record:
     return multistage(**({"m": 128, "n": 128, "k": 16384, "origin": published_exactly} | fields))
 
 
-def test_a_replaced_record_differs_from_the_published_one_by_its_slices() -> None:
-    assert Counter((record.gpu, record.acc) for record, _ in PAIRS) == {("a100", "f16"): 40, ("a100", "f32"): 40}
-    for before, after in PAIRS:
+def test_a_replaced_record_differs_from_the_published_one_by_its_slices(pairs: Pairs) -> None:
+    assert Counter((record.gpu, record.acc) for record, _ in pairs) == {("a100", "f16"): 40, ("a100", "f32"): 40}
+    for before, after in pairs:
         assert after is not None
         assert (before.origin.structure, after.origin.structure) == ("exact", "modelled")
         assert after.origin.source == f"{before.origin.source}, {splits.MODEL_SOURCE}"
@@ -48,8 +54,8 @@ def test_every_published_structure_is_there_once() -> None:
     assert exact["a100", "f16"] >= 950
 
 
-def test_a_published_structure_is_selected_by_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = PAIRS[0]
+def test_a_published_structure_is_selected_by_its_origin(pairs: Pairs, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = pairs[0]
     assert Selection(mnk=(before.mnk,)).record() == after
     chosen = Selection(mnk=(before.mnk,), origin="published")
     assert (chosen.record(), chosen.options) == (before, f"--mnk {before.mnk} --where origin=published")
@@ -62,8 +68,8 @@ def test_a_published_structure_is_selected_by_its_origin(capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_the_commands_take_the_origin() -> None:
-    mnk = PAIRS[0][0].mnk
+def test_the_commands_take_the_origin(pairs: Pairs) -> None:
+    mnk = pairs[0][0].mnk
     lines = [run("list", "--gpu", "a100", "--acc", "f16", "--mnk", mnk, *words).stdout.split() for words in
              ((), ("--origin", "published"))]  # fmt: skip
     assert [line[-1] for line in lines] == ["modelled", "exact"]
@@ -86,20 +92,20 @@ def test_a_kernel_that_is_faster_than_the_vendors_somewhere_keeps_its_structure(
 
 
 def test_splits_of_one_accumulator_are_written_without_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The fp32 splits are chosen anew, all but one; those with fp16 sums stay."""
     own, beside = tmp_path / "kernels.jsonl", tmp_path / "records.jsonl"
-    catalog.save([after for _, after in PAIRS if after is not None], own)
-    catalog.save([before for before, _ in PAIRS], beside)
+    catalog.save([after for _, after in pairs if after is not None], own)
+    catalog.save([before for before, _ in pairs], beside)
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(own))
     monkeypatch.setattr(published, "replaced_path", lambda: beside)
-    f32 = [splits.Split(before, after, (2.0, 2.0)) for before, after in PAIRS if after and after.acc == "f32"]
+    f32 = [splits.Split(before, after, (2.0, 2.0)) for before, after in pairs if after and after.acc == "f32"]
     splits.write(f32[1:], {"f32"})
     assert [record.split_k == 1 for record in catalog.load(own)].count(True) == 1
     assert f32[0].published in catalog.load(own)
     assert f32[0].published not in catalog.load(beside)
-    assert len(catalog.load(beside)) == len(PAIRS) - 1
+    assert len(catalog.load(beside)) == len(pairs) - 1
 
 
 def test_the_split_that_gains_most_by_the_less_favourable_form_is_chosen() -> None:

@@ -7,6 +7,7 @@ evaluated for the CTAs of small launches and of the largest ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -188,16 +189,17 @@ RINGS: dict[str, TmaRing] = {
 }
 
 
+@cache  # every CTA of a launch asks for the same few
 def rest_names(name: str, size: int, rest: int) -> Names:
     """Values of the names of the parts of a number below ``size``: the least ones whose sum it is."""
     parts = rests.parts(name, size)
-    for values in product(*(range(most + 1) for factor, most in parts.values() if factor != rests.block(size))):
-        small_parts = [part for part, (factor, _) in parts.items() if factor != rests.block(size)]
-        names = dict.fromkeys(parts, 0) | dict(zip(small_parts, values, strict=True))
+    if len(parts) == 1:
+        return {name: rest}
+    small_parts = [part for part, (factor, _) in parts.items() if factor != rests.block(size)]
+    (big,) = parts.keys() - small_parts
+    for values in product(*(range(parts[part][1] + 1) for part in small_parts)):
+        names = dict(zip(small_parts, values, strict=True))
         left = rest - sum(parts[part][0] * names[part] for part in small_parts)
-        if len(parts) == 1:
-            return {name: rest}
-        big = next(part for part in parts if part not in small_parts)
         if left >= 0 and left % rests.block(size) == 0:
             names[big] = left // rests.block(size)
             if all(value(limit, names) >= 0 for limit in rests.limits(name, size)):

@@ -5,6 +5,7 @@ The references apply the rules of the PTX memory model to the list of all events
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +22,6 @@ PLACE = 64
 WARPS = range(6)
 # Two warps in each CTA; CTAs 0 and 1 are a cluster, and CTA 2 is another one.
 SIDES = [Side.of(warp // 2, warp // 4) for warp in WARPS]
-
-
-def union(a: Clock, b: Clock) -> Clock:
-    return a | b
 
 
 class Publication(NamedTuple):
@@ -75,7 +72,7 @@ def test_a_reader_learns_what_the_release_sequence_of_a_write_publishes(writes: 
     expected = published(writes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "MAX_SEQUENCE", 64 if lazy else 3)
-        found = Flags[Clock](union)
+        found = Flags[Clock](operator.or_)
         last = 0
         for number, write in enumerate(writes):
             clock = frozenset((number,))
@@ -107,7 +104,7 @@ EVENT = st.tuples(st.sampled_from(("write", "read", "read", "learn")), st.sample
 def test_a_reader_finds_no_write_that_coherence_forbids(events: list[tuple[str, int, int, bool]]) -> None:
     """A warp may not find a write that is older than one that it has read or written, or than one whose write or read
     it knows of. There are two kinds of knowledge, of which the second includes the first."""
-    found = Flags[Clock](union)
+    found = Flags[Clock](operator.or_)
     reads = dict.fromkeys(WARPS, 0)
     accesses: list[tuple[int, int, int]] = []  # warp, tick, and number of the write that it wrote or read
     # (warp, kind) -> for each warp the tick before which its accesses are known.

@@ -7,20 +7,20 @@ import pytest
 
 from tests.kernelproof.emulator.test_tensor_memory import launch
 
-# Each of warps 0 to 3 stores a word per lane, which the warp four further loads. The names of the steps between:
-# completion, the fence before the barrier, and the fence after it.
-STEPS = ("wait", "before", "after")
+# Each of warps 0 to 3 stores a word per lane, which the warp four further loads. The steps in between are the wait for
+# the stores, the fence before the barrier, and the fence after it.
+STEPS = {
+    "wait": "tcgen05.wait::st.sync.aligned;",
+    "before": "tcgen05.fence::before_thread_sync;",
+    "after": "tcgen05.fence::after_thread_sync;",
+}
 
 
-def handed_over(step: str, warp: int) -> str:
-    """The body in which a warp leaves out a step of ``STEPS``. For any other ``step`` no warp leaves anything out."""
-    texts = {
-        "wait": "tcgen05.wait::st.sync.aligned;", "before": "tcgen05.fence::before_thread_sync;",
-        "after": "tcgen05.fence::after_thread_sync;",
-    }  # fmt: skip
+def handed_over(step: str = "", warp: int = -1) -> str:
+    """The body in which a warp leaves out a step of ``STEPS``. By default no warp leaves anything out."""
     guarded = {
         name: f"setp.eq.u32 %F, %w, {warp}; @%F bra past_{name}; {text} past_{name}:" if name == step else text
-        for name, text in texts.items()
+        for name, text in STEPS.items()
     }
     return f"""
   .reg .pred %F, %R; .reg .b32 %w;
@@ -51,6 +51,6 @@ def test_what_a_warp_leaves_out_is_found_of_that_warp(step: str) -> None:
 
 def test_warps_that_leave_nothing_out_hand_over_what_they_stored() -> None:
     x = np.arange(7, 135, dtype=np.uint32)
-    got, result = launch(handed_over("", -1), x, np.empty(128, np.uint32), block=256)
+    got, result = launch(handed_over(), x, np.empty(128, np.uint32), block=256)
     assert result.reports == []
     np.testing.assert_array_equal(got, x)
