@@ -3,9 +3,9 @@
     python scripts/scheduling_pairs.py FOLDER         writes and assembles them, for all architectures
 
 Kernels of real programs seldom have some pairs of a producer and a reader next to each other, for example an addition
-of addresses and a load from an indexed constant. Here both are drawn, with their operands and with what stands
-before them. Nothing else is left to execute between them, so ptxas has to wait for the result by stall counts. No GPU
-is used.
+of addresses and a load from an indexed constant. Here the kernels have all these pairs. The operands of a pair and the
+instruction before it are drawn at random. Nothing else is left to execute between the two instructions of a pair, so
+ptxas has to wait for the result by stall counts. No GPU is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ HEAD = """.version 9.0
 .visible .shared .align 16 .b8 smem[4096];
 .const .align 4 .b32 table[64] = {{3, 1, 4, 1, 5, 9, 2, 6}};
 """
-# The PTX of a kernel. Lanes load %x, %y and %t, and the parameters %s are the same in all lanes; ptxas knows no value.
+# The PTX of a kernel. Lanes load %x, %y and %t from memory, and the parameters %s are the same in all lanes. ptxas can
+# fold none of these values.
 KERNEL = """.visible .entry k{number}(.param .u64 in, .param .u32 a, .param .u32 b, .param .u32 c, .param .u64 e)
 {{
 .reg .b32 %x<8>; .reg .b32 %y<8>; .reg .b32 %t<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<8>; .reg .b32 %s<9>;
@@ -115,7 +116,7 @@ HOPPER_READERS = {
     "bulk copy": "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem+64], [%d0], %r0, [smem];",
     "mapped address": "mapa.shared::cluster.u32 %r1, %r0, %y1; st.shared::cluster.b32 [%r1], %y0;",
 }
-# Producers of {r} in uniform registers, where ptxas uses those: from parameters and the CTA's number alone.
+# Producers of {r} from parameters alone, which are the same in all lanes, so that ptxas may use uniform registers.
 UNIFORM_PRODUCERS = {
     "sum": "add.s32 {r}, {x}, {y};",
     "bits": "xor.b32 {r}, {x}, {y};",
@@ -188,7 +189,8 @@ def bodies(sm: str) -> Iterator[str]:
 
 
 def texts(sm: str) -> Iterator[str]:
-    """PTX with an architecture's kernels, ``PER_FILE`` in each: ptxas takes longer for a kernel in a larger file."""
+    """Yields PTX files, each with up to ``PER_FILE`` kernels of an architecture: more would take ptxas longer per
+    kernel."""
     kernels = [
         KERNEL.format(number=number, body=body.replace("{{", "{").replace("}}", "}").replace("{number}", str(number)))
         for number, body in enumerate(bodies(sm))

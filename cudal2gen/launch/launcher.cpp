@@ -36,7 +36,7 @@ int invalid(std::string const& why) { return refuse(cudaErrorInvalidValue, why);
 
 // ---- the CUDA runtime ----
 
-// The CUDA version, 12.0, whose form of the driver's functions is asked for.
+// The driver's functions are requested in their form of CUDA 12.0.
 constexpr unsigned kDriverForm = 12000;
 constexpr int64_t kMostGridYZ = 65535;  // CTAs of a grid along y, and along z
 
@@ -54,10 +54,11 @@ struct Runtime {
   decltype(&cudaLaunchKernelExC) launch;
   decltype(&cudaGetErrorString) error_string;
   decltype(&cudaGetLastError) last_error;
-  // Used only by kernels with clusters and tensor maps.
+  // Used only by kernels with clusters or tensor maps. With a runtime before 12.8, driver_entry also finds the functions that load
+  // any kernel.
   decltype(&cudaGetDriverEntryPointByVersion) driver_entry;
   cudaError_t (*max_clusters)(int*, void const*, cudaLaunchConfig_t const*);
-  // Used only by kernels with counters, and by those that overlap with the previous one.
+  // Used only by kernels with counters, and by those that may overlap with the previous kernel.
   CounterRuntime counters;
   decltype(&cudaStreamIsCapturing) is_capturing;
   decltype(&cudaStreamGetCaptureInfo) capture_info;
@@ -262,7 +263,7 @@ int find_state(Runtime const& cuda, cudaStream_t stream, StreamState& state) {
 }
 
 // Where a launch keeps its counters and partial sums. Partial sums are in the workspace. `clears`: the counters are there too, and a
-// memset sets them to zero before the launch. That is so if the kernel does not return them to zero, or no block of CounterBlocks is free.
+// memset sets them to zero before the launch. That is so if the kernel does not return them to zero, or if block_of has no block for it.
 struct Parts {
   unsigned* arrivals = nullptr;
   float* sums = nullptr;
@@ -361,7 +362,8 @@ extern "C" {
 char const* cudal2gen_message() { return message.c_str(); }
 
 // Opens the built kernel in a directory, which has the files kernel.launch and kernel.cubin. options: text such as
-// "swizzle_stride=2048", or null. runtime: the file name or path of the CUDA runtime library; null for that of find_runtime.
+// "swizzle_stride=2048", or null. runtime: the file name or path of the CUDA runtime library; null takes the one that find_runtime finds in
+// this process or on this machine.
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;

@@ -13,7 +13,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.report.groups import Group
 from cudal2gen.report.statistics import Summary, summarise
 from cudal2gen.results.ratios import interval
-from kernelproof.ground.pages import Table, counted, times
+from kernelproof.ground.pages import Table, counted, ratio_text
 
 CARDS, BASELINE = ("h100", "h200"), "cublaslt-autotuning-max"
 LARGE_FLOP = 1e10  # a problem with at least this many operations is large
@@ -50,7 +50,7 @@ def table(group: Group) -> Table | None:
         pairs = zip(group.measurements, group.ratios[BASELINE], strict=True)
         summary = summarise([ratio for row, ratio in pairs if ratio and aim.admits(row.problem)])
         if summary is not None:
-            cells = (str(summary.shapes), times(aim.least), interval(summary.geomean))
+            cells = (str(summary.shapes), ratio_text(aim.least), interval(summary.geomean))
             rows.append((aim.title, *cells, _reached(aim, summary, len(group.measurements))))
     if not rows:
         return None

@@ -15,7 +15,7 @@ from cudal2gen.report.groups import Group
 from cudal2gen.results import KERNEL, Measurement
 from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
-from kernelproof.ground.pages import Table, microseconds, times
+from kernelproof.ground.pages import Table, microseconds, ratio_text
 
 COLUMNS = (
     "M_N_K", "ours, µs", "floor, µs", "ours / floor", "modelled, µs", "ours / modelled",
@@ -54,8 +54,8 @@ def by_problem(group: Group, predictions: Sequence[Prediction]) -> Table:
     rows = []
     for measurement, us, modelled in predictions:
         floor = group.floor_us(measurement)
-        over = f"{times(us / floor)}{': faster than the card can be' if us < floor else ''}"
-        model_cells = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
+        over = f"{ratio_text(us / floor)}{': faster than the card can be' if us < floor else ''}"
+        model_cells = (microseconds(modelled), ratio_text(us / modelled)) if modelled else ("—", "—")
         rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *model_cells)))
     return Table(
         "Beside the card's floor (FLOP at peak, bytes at full bandwidth, an empty kernel) and the timing model",
@@ -80,7 +80,7 @@ def by_class(group: Group, predictions: Sequence[Prediction]) -> Table | None:
             ratios = [measured / modelled for measured, modelled in both]
             low, high = (quantiles(ratios, n=10)[end] for end in (0, -1)) if len(ratios) > 1 else ratios * 2
             correlation = spearman([measured for measured, _ in both], [modelled for _, modelled in both])
-            cells = (times(median(ratios)), f"{times(low)} to {times(high)}")
+            cells = (ratio_text(median(ratios)), f"{ratio_text(low)} to {ratio_text(high)}")
             rows.append((size_class, str(len(both)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
     if not rows:
         return None
@@ -96,10 +96,10 @@ def model_summary(predictions: Sequence[Prediction]) -> str:
     ratios = [prediction.measured_us / prediction.modelled_us for prediction in predictions if prediction.modelled_us]
     if not ratios:
         return ""
-    text = f" Ours take {times(median(ratios))} of their modelled time (median of {len(ratios)}"
+    text = f" Ours take {ratio_text(median(ratios))} of their modelled time (median of {len(ratios)}"
     if len(ratios) >= 10:
         deciles = quantiles(ratios, n=10)
-        text += f"; eight of ten between {times(deciles[0])} and {times(deciles[-1])}"
+        text += f"; eight of ten between {ratio_text(deciles[0])} and {ratio_text(deciles[-1])}"
     return f"{text})."
 
 

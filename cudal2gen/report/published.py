@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cudal2gen import places
 from cudal2gen.kernel import GPUS
 from kernelproof.ground import chips
-from kernelproof.ground.pages import Section, Table, percent, times
+from kernelproof.ground.pages import Section, Table, percent, ratio_text
 
 # The number of kernels, by GPU and published accumulator, that are published as fp32 but accumulate in fp16. They were
 # counted in the published source code, kernel by kernel.
@@ -109,12 +109,12 @@ def _table(rows: Sequence[PublishedSet], gpu: str, acc: str) -> Table:
 def _cells(row: PublishedSet) -> tuple[str, ...]:
     """The cells of a set in the order of the figures of ``_table``."""
     return (
-        times(row.mean),
-        times(row.median),
-        times(row.std),
-        times(row.geomean),
+        ratio_text(row.mean),
+        ratio_text(row.median),
+        ratio_text(row.std),
+        ratio_text(row.geomean),
         percent(row.wins),
-        times(row.best_of_mean),
+        ratio_text(row.best_of_mean),
     )
 
 

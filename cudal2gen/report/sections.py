@@ -17,7 +17,7 @@ from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
 from cudal2gen.results import DERIVED, KERNEL, ON_OPERANDS, Environment
 from cudal2gen.results.ratios import interval
-from kernelproof.ground.pages import Chart, Section, Table, microseconds, percent, spread, times
+from kernelproof.ground.pages import Chart, Section, Table, microseconds, percent, ratio_text, spread
 
 NO_TIMING = (
     "No timing is in this report: {} no measurement. 'cudal2gen bench --all' takes them on a GPU; without one, "
@@ -70,7 +70,7 @@ def overview(groups: Sequence[Group], empty_text: str) -> Section:
         (group, name, summary) for group in groups if (name := group.strictest) and (summary := group.summary(name))
     ]
     first = tuple(
-        f"{group.title}: {times(summary.geomean.value)} times as fast as {name}, the strictest baseline, "
+        f"{group.title}: {ratio_text(summary.geomean.value)} times as fast as {name}, the strictest baseline, "
         f"in the geometric mean over {_of_all(summary, group)} problems{_mixed(group)}."
         for group, name, summary in summaries[:1]
     )
@@ -159,8 +159,8 @@ def table_2(group: Group) -> Table:
 def by_class(group: Group) -> Table:
     """The statistics of each size class, over one baseline for each interface (its "-max" if there is one)."""
     rows = [
-        (size_class, name, str(summary.shapes), times(summary.mean), times(summary.median), interval(summary.geomean),
-         percent(summary.wins), percent(summary.losses), percent(summary.sure_losses))
+        (size_class, name, str(summary.shapes), ratio_text(summary.mean), ratio_text(summary.median),
+         interval(summary.geomean), percent(summary.wins), percent(summary.losses), percent(summary.sure_losses))
         for size_class in group.size_classes
         for name in _principal(group)
         if (summary := group.summary(name, size_class))
@@ -195,9 +195,9 @@ def _statistics(summary: Summary) -> tuple[str, ...]:
     """The cells under ``STATISTICS``, without the first (the baseline's name)."""
     return (
         str(summary.shapes),
-        times(summary.mean),
-        times(summary.median),
-        times(summary.std),
+        ratio_text(summary.mean),
+        ratio_text(summary.median),
+        ratio_text(summary.std),
         interval(summary.geomean),
     )
 
@@ -327,8 +327,8 @@ def _published_table(group: Group, published: Published) -> Table | None:
     of_half = group.types == group.acc  # fp16 operands without fusion or batch, as in all published figures
     published_rows = published.nearest(group.gpu, group.acc, mode) if of_half else {}
     rows = [
-        (name, times(summary.mean), times(row.mean), times(summary.median), times(row.median),
-         times(summary.geomean.value), times(row.geomean), percent(summary.wins), percent(row.wins))
+        (name, ratio_text(summary.mean), ratio_text(row.mean), ratio_text(summary.median), ratio_text(row.median),
+         ratio_text(summary.geomean.value), ratio_text(row.geomean), percent(summary.wins), percent(row.wins))
         for name, summary in _summaries(group)
         if (row := published_rows.get(name))
     ]  # fmt: skip

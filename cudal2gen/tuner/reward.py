@@ -5,9 +5,13 @@
 ``max_diff`` is in D's units, ``length`` in characters of the rendered source, and the times have a common unit. A
 failure has the reward ``RewardWeights.failed``, whatever its times.
 
-``written`` is the reward of a written kernel. It grows in steps: ``COMPILED`` for a kernel that compiles, ``RIGHT`` for
-one that is also right, and then the speed over that of the fastest kernel that the question showed. Speeds that differ
-by at most ``EQUAL`` count as equal, so a copy of that kernel earns 1 + ``RIGHT``, however it is disguised.
+``of_written`` is the reward of a kernel whose CUDA text a language model wrote. It is ``failed`` plus
+
+- nothing, if the kernel is not legal or does not compile;
+- ``COMPILED``, if it compiles but was not measured, for example because it is wrong;
+- ``RIGHT`` plus the formula above with one case, if it was measured. t_ref is then the time of the fastest kernel that
+  the question showed. Speeds that differ by at most ``EQUAL`` count as equal, so a copy of that kernel has the speed 1,
+  however it is disguised.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from cudal2gen.results import INCUMBENT, Trial
 
-COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles but is wrong, and of one that is right
+COMPILED, RIGHT = 0.1, 0.3  # see the module: what a written kernel earns if it compiles, and if it was measured
 EQUAL = 0.01  # relative difference up to which two speeds count as equal
 MAX_DEVIATIONS = 1.5  # number of standard deviations to which ``smooth`` clips rewards
-DISCOUNT = 0.4  # factor by which a reward counts less for each earlier answer of the conversation
+DISCOUNT = 0.4  # the weight of the next answer's return in an answer's own (``returns``)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class RewardWeights:
 
 
 class RewardCase(NamedTuple):
-    """One test case: the speed over the reference's, and the largest absolute difference from its result."""
+    """One test case: the speed over the reference's, and the largest absolute error of D."""
 
     speed: float
     max_diff: float
@@ -88,8 +92,8 @@ def over_incumbent(trial: Trial, weights: RewardWeights) -> float:
 
 
 def of_written(trial: Trial, weights: RewardWeights, best: float) -> float:
-    """The reward of a written kernel. ``best``: the speed of the fastest kernel that the question showed, over the
-    incumbent's. Raises ValueError if the incumbent was not timed together with it."""
+    """The reward of a kernel whose text a language model wrote. ``best``: the speed of the fastest kernel that the
+    question showed, over the incumbent's. Raises ValueError if the incumbent was not timed together with the kernel."""
     if trial.outcome in ("illegal", "compile error"):
         return weights.failed
     if not trial.measured:
@@ -113,9 +117,9 @@ def smooth(rewards: Sequence[float]) -> list[float]:
 
 
 def returns(rewards: Sequence[float]) -> list[float]:
-    """For each answer of a conversation its reward plus the discounted rewards of later answers.
+    """For each answer of a conversation its reward, plus ``DISCOUNT`` times the return of the next answer.
 
-    Each further answer counts by another factor ``DISCOUNT`` (Kevin, arXiv 2507.11948).
+    So the answer i places later counts DISCOUNT^i of its reward (Kevin, arXiv 2507.11948).
     """
     values: list[float] = []
     for own in reversed(rewards):

@@ -1,4 +1,9 @@
-"""Holds how far a role's threads are in a proof: in the ring of stages and in their item. Also names the roles."""
+"""Holds how far the threads of a role have come in a proof. Also names the roles.
+
+In a pipelined kernel the threads of a CTA have roles: a producer loads k-tiles of A and B to a ring of stages in shared
+memory, and consumers multiply them. An item is a piece of work of the CTA, such as one tile of D. A role does one item
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,12 @@ from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.tensor_memory import TensorTrack
 
 SETUP, NONE, PRODUCER, CONSUMER = "before its CTA's barrier", "without a role", "producer", "consumer"
-MULTIPLIER, ENDING = "multiplier", "behind its items"  # only where accumulators are in tensor memory
+MULTIPLIER, ENDING = "multiplier", "after its items"  # only where accumulators are in tensor memory
 
 
 class Split(Exception):
-    """Threads of a role take different ways that do not meet again. ``sides``: for each way its first block, and which
-    of the threads take it."""
+    """Threads of a role take two ways at a branch that do not meet again. ``registers``: their registers at the branch,
+    by the names of variables. ``sides``: for each way its first block, and a mask of the threads that take it."""
 
     def __init__(self, registers: dict[str, Any], sides: list[tuple[int, Lanes]]) -> None:
         super().__init__("threads of a role go different ways")
@@ -26,33 +31,38 @@ class Split(Exception):
 
 @dataclass
 class Track:
-    """How far a role is.
+    """How far a role has come. Before the CTA's barrier, all threads have the role SETUP.
 
-    - ``position``: the number of its next transaction, modulo two rounds of the ring.
-    - ``item``: the number of its item, modulo two turns of all groups. ``step``: the k-tiles of it that have passed.
-    - ``granted``: the kernel that was launched before has ended.
-    - ``fenced``: no mbarrier was initialised since the last fence for that. ``announced``: none was initialised since
-      the CTA has arrived at its cluster's barrier, and ``gathered``: since it has waited there.
+    - ``position``: the number of its next transaction (to fill or to read one stage), modulo two rounds of the ring.
+    - ``item``: the number of its item, modulo ``RoleMachine.item_round``. ``step``: how many k-tiles of this item the
+      role has filled or waited for.
+    - ``stores``: the shared memory from which its warps store to D.
+    - ``granted``: the role knows that the kernel that was launched before this one has ended.
+    - ``fenced``: no mbarrier was initialised after the last fence. ``announced``: the CTA has arrived at its cluster's
+      barrier, and none was initialised since. ``gathered``: it has also waited there, and none was initialised since.
 
     A producer also has these:
 
-    - ``filling``: the stage that it has waited for. ``boxes``: the rank and the places of each box that it has loaded.
-    - ``expected``, ``landed``: the bytes that the stage expects, and those of the boxes.
+    - ``filling``: the stage that it fills; None if it has not yet waited for the next one.
+    - ``boxes``: what it has loaded for this stage: for each box the rank of a CTA that gets it, and the elements of
+      that CTA's shared memory to which it goes.
+    - ``expected``: the bytes that the stage's mbarrier expects; None if this was not said yet. ``landed``: the bytes of
+      the boxes.
     - ``drained``: how many stages it has waited for after its last item.
 
     A consumer also has these:
 
-    - ``held``: the stages that it may read, each with its k-tile's number in the item.
-    - ``arrived``: the warps that have handed back the first of these stages, each with the rank of the CTA that gets
-      it.
-    - ``unmet``: lanes have waited or read since they last met.
-    - ``ordered``: it has its turn. ``handed``: the warps that have handed the turn on.
-    - ``reading``: the stages that each group of wgmma reads which was not waited for, the oldest group first.
-      ``opened``: the stages that products read which are in no group yet.
-    - ``sums``: what it has done after its products, where the CTAs of a cluster add.
+    - ``held``: the stages that it may read, the oldest first, each with its k-tile's number in the item.
+    - ``arrived``: pairs (warp, rank): the warp has handed back the oldest of these stages to the CTA of that rank.
+    - ``unmet``: its lanes have waited or read and were not synchronised since.
+    - ``ordered``: where two groups take turns, it is this group's turn. ``handed``: the warps that have handed the turn
+      on to the other group. With tensor memory: the warps that have handed back the accumulators of the item.
+    - ``reading``: for each commit group of wgmma that was not waited for, the stages that it reads; the oldest group
+      comes first. ``opened``: the stages that are read by products since the last commit.
+    - ``sums``: what it has done after its products, if the CTAs of a cluster add partial sums.
 
-    ``tensor``: how far it is with accumulators in tensor memory. ``published``: it has passed a barrier of the CTA
-    since these were allocated.
+    ``tensor``: how far the role has come with accumulators in tensor memory. ``published``: all threads have passed a
+    barrier of the CTA since these accumulators were allocated.
     """
 
     stores: Stores
@@ -84,7 +94,7 @@ class Track:
 
     @property
     def idle(self) -> bool:
-        """Is it between two transactions?"""
+        """Whether the role is between two transactions: it neither fills, reads nor drains a stage."""
         return (
             self.filling is None and not self.drained and not (self.held or self.arrived or self.reading or self.opened)
         )
@@ -97,7 +107,7 @@ class Track:
 
     def at(self, position: int, step: Polynomial, stages: int, count: int) -> Track:
         """The track at the head of the loop over k-tiles. The stages of the last ``count`` k-tiles are still held, and
-        each is read by its own group of wgmma."""
+        each is read by its own commit group of wgmma."""
         held = {(position - i) % stages: step - i for i in range(count, 0, -1)}
         reading = tuple(frozenset((stage,)) for stage in held)
         return replace(
@@ -106,7 +116,10 @@ class Track:
         )  # fmt: skip
 
     def alike(self, other: Track) -> bool:
-        """Whether this role is as far as the other one. ``unmet`` may be true of the other alone, which claims less."""
+        """Whether the role has come as far in this track as in the other one.
+
+        ``unmet`` may be true of the other track alone, which then claims less.
+        """
         mine, its = self.held or {}, other.held or {}
         return (
             (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
@@ -121,7 +134,7 @@ class Track:
 
 
 class RoleState(State):
-    """The state of a ``RoleMachine``: that of a machine, and how far its role is."""
+    """The state of a ``RoleMachine``: that of a machine, and how far its role has come."""
 
     track: Track
 

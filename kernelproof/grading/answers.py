@@ -27,8 +27,8 @@ class Criteria:
     ``factory``: makes the memory in which the source is called. ``checks_operands`` and ``checks_accumulator``: whether
     narrower types than ``precision`` are findings. ``flops``: the operations that the problem needs, as an expression
     of the shape; None derives them from ``tolerance``. ``kinds``: the kinds of inputs that are drawn. ``places``: how
-    many elements of each input are changed, one at a time. ``unstated``: a shape that the user did not state, on which
-    the source need not be right.
+    many elements of each input are changed, one at a time, to see whether the outputs follow. ``unstated``: a shape
+    that the user did not state, on which the source need not be right.
     """
 
     factory: DeviceFactory
@@ -45,7 +45,8 @@ class Criteria:
     unstated: Shape | None = None
 
     def flops_of(self, shape: Shape) -> float:
-        """The number of operations that the problem needs for a shape; 0 if the user stated nothing about it."""
+        """The number of operations that the problem needs for a shape. It is 0 if the user stated neither ``flops`` nor
+        terms, or if the terms are not products of inputs."""
         if self.flops is not None:
             return float(value(self.flops, shape))
         if self.tolerance.terms is None:
@@ -54,7 +55,10 @@ class Criteria:
         return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
 
     def _multiplies(self, shape: Shape) -> bool:
-        """Whether the terms are products of inputs: if so, doubling all inputs more than doubles the reference."""
+        """Whether the terms are products of inputs: if so, doubling all inputs more than doubles the reference.
+
+        Inputs with stated bounds, such as indices, are not doubled.
+        """
         bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
         arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
         simple = self.reference({item.name: array for item, array in arrays}, shape)

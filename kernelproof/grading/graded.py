@@ -74,7 +74,7 @@ class GradedSet(BaseModel):
 
     def html(self) -> str:
         """The page, in one file."""
-        return pages.plain(TITLE, self.sections())
+        return pages.without_script(TITLE, self.sections())
 
     def markdown(self) -> str:
         """The page for a summary of a workflow."""

@@ -1,7 +1,7 @@
-"""Writes sections of tables and charts as HTML and as Markdown, with the same figures in both.
+"""Writes the sections of a report as one self-contained HTML file, or as Markdown with the same words and tables.
 
-A page is one self-contained HTML file. It is made from a template that imports ``page/parts.html.j2`` of this folder,
-and contains its style.
+Markdown has neither charts nor pictures. An HTML page is made from a template that imports ``page/parts.html.j2`` of
+this folder, and contains its style.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PARTS = Path(__file__).parent
-STYLE = PARTS / "page" / "style.css"  # the style of every page
+FOLDER = Path(__file__).parent  # has the folder ``page`` with the templates that all pages use
+STYLE = FOLDER / "page" / "style.css"  # the style of every page
 
 
 class Table(NamedTuple):
@@ -26,7 +26,11 @@ class Table(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A picture that the page's script draws from ``data``; ``text`` describes it in words."""
+    """A picture that the script of the page draws (``html``).
+
+    ``kind``: the name of the script's function that draws it, such as "roofline". ``data``: what this function reads,
+    which is passed as JSON. ``text`` describes the picture in words.
+    """
 
     kind: str
     title: str
@@ -35,8 +39,11 @@ class Chart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of a report. Its fields are in reading order. ``alerts``: sentences that are shown as notes.
-    ``pictures``: SVG elements, which need no script."""
+    """A part of a report.
+
+    ``anchor``: the id of its HTML element. ``alerts``: warnings, which are shown before the tables. ``notes``:
+    sentences below the tables and pictures. ``pictures``: SVG elements, which need no script.
+    """
 
     anchor: str
     title: str
@@ -46,7 +53,6 @@ class Section(NamedTuple):
     charts: tuple[Chart, ...] = ()
     pictures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    level: int = 2
 
 
 def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str | None = None, **values: Any) -> str:
@@ -57,16 +63,17 @@ def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(loader=FileSystemLoader([folder, PARTS]), undefined=StrictUndefined, autoescape=True)
+    environment = Environment(loader=FileSystemLoader([folder, FOLDER]), undefined=StrictUndefined, autoescape=True)
     style = "".join(path.read_text() for path in (STYLE, *(folder / name for name in styles)))
     if script is not None:
         values["script"] = (folder / script).read_text()
     return environment.get_template(template).render(style=style, **values)
 
 
-def plain(title: str, sections: Sequence[Section]) -> str:
-    """Renders a page with the sections' paragraphs, tables and pictures, without charts."""
-    return html(PARTS, "page/sections.html.j2", title=title, sections=sections)
+def without_script(title: str, sections: Sequence[Section]) -> str:
+    """Renders a page with the sections' paragraphs, tables and pictures only: it leaves out charts, alerts and
+    notes."""
+    return html(FOLDER, "page/sections.html.j2", title=title, sections=sections)
 
 
 def embedded(data: Any) -> str:
@@ -76,21 +83,21 @@ def embedded(data: Any) -> str:
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """The title and the sections as Markdown, without charts."""
-    blocks = [f"# {_plain(title)}"]
+    """The title and the sections as Markdown, without charts and pictures."""
+    blocks = [f"# {_escaped(title)}"]
     for section in sections:
-        blocks.append(f"{'#' * section.level} {_plain(section.title)}")
-        blocks += [_plain(text) for text in section.paragraphs]
-        blocks += [f"> **Note.** {_plain(text)}" for text in section.alerts]
+        blocks.append(f"## {_escaped(section.title)}")
+        blocks += [_escaped(text) for text in section.paragraphs]
+        blocks += [f"> **Note.** {_escaped(text)}" for text in section.alerts]
         blocks += [_table(table) for table in section.tables]
-        blocks += [_plain(text) for text in section.notes]
+        blocks += [_escaped(text) for text in section.notes]
     return "\n\n".join(blocks) + "\n"
 
 
 def _table(table: Table) -> str:
     """A table as Markdown, with its caption above it."""
-    columns, *rows = ([_plain(cell) for cell in row] for row in (table.columns, *table.rows))
-    return f"**{_plain(table.caption)}**\n\n{grid(columns, rows)}"
+    columns, *rows = ([_escaped(cell) for cell in row] for row in (table.columns, *table.rows))
+    return f"**{_escaped(table.caption)}**\n\n{grid(columns, rows)}"
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> str:
@@ -103,19 +110,19 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int 
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
-def _plain(text: str) -> str:
-    """The text with escapes, so that no character in it can open a cell, a tag, a link or a line."""
+def _escaped(text: str) -> str:
+    """The text on one line, with escapes: no character in it can open a cell, a tag or a link."""
     flat = re.sub(r"\s+", " ", text).strip()
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", flat)
 
 
-def times(value: float) -> str:
-    """The text of a speedup, such as 1.250."""
+def ratio_text(value: float) -> str:
+    """The text of a ratio such as a speedup: 1.250; a dash for NaN."""
     return "—" if math.isnan(value) else f"{value:.3f}"
 
 
 def percent(share: float) -> str:
-    """The text of a share, such as 44.0 %."""
+    """The text of a share from 0 to 1, such as 44.0 %; a dash for NaN."""
     return "—" if math.isnan(share) else f"{100 * share:.1f} %"
 
 

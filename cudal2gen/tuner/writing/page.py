@@ -91,7 +91,7 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
     speeds = Table("Best kernels", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows)
     ideas = Table("Ideas of each family", ("family", "ideas"), _text_rows(families(lines).most_common()))
     outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _text_rows(outcome_counts.most_common()))
-    return pages.plain(
+    return pages.without_script(
         "Written kernels",
         [
             Section("best", "Best kernel of each problem", tables=(speeds,)),

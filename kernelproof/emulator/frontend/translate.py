@@ -187,7 +187,10 @@ class _Translator:
             clobbers=[frozenset(c) for c in graph.clobbers],
             live_in=[frozenset(s) for s in graph.live_in],
             block_lines=[b.line for b in graph.blocks],
-            polling={head: frozenset(map(e.variable, loop.deciding)) for head, loop in graph.spin_heads.items()},
+            polling_variables={
+                head: frozenset(map(e.variable, loop.deciding)) for head, loop in graph.spin_heads.items()
+            },
+            polling_heads={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},
             learned=frozenset(head for head in graph.spin_heads if graph.blocks[head].line in self.waiting),
             block_opcodes=[_opcodes(block) for block in graph.blocks],
             attributes=graph.function.attributes,
@@ -199,9 +202,10 @@ class _Translator:
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,
             window_readings=[e.sites[e.site_of(ins)] for ins in window_readings([*graph.instructions()])],
-            reads_flags=frozenset().union(*(read_flags(ins, e.read_registers) for ins in graph.instructions())),
-            observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
-            polls={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},
+            flag_spaces=frozenset().union(*(read_flags(ins, e.read_registers) for ins in graph.instructions())),
+            observed_spaces=frozenset().union(
+                *(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())
+            ),
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,

@@ -247,7 +247,7 @@ class _CheckedLaunch:
         # A launch that cannot be executed again records instructions from the start.
         state, compiled = self.execute_fully(compiled, before, Variation(recording=before is None))
         state = self._judge(state, compiled, before, USUAL)
-        if before is not None and state.newest_only:
+        if before is not None and state.older_allowed:
             after = Snapshot.of(self.launch.memory)
             assert after is not None
             before.restore()
@@ -329,7 +329,7 @@ class _CheckedLaunch:
         if variation.poison != USUAL.poison:
             before.poison(variation.poison)
         # Which values strong loads return depends on what is checked.
-        hazards = variation.trial is not None or bool(compiled.observes)
+        hazards = variation.trial is not None or bool(compiled.observed_spaces)
         try:
             self.execute_once(compiled, replace(self.launch.options, hazards=hazards), variation)
         except (Overtaken, Waits):

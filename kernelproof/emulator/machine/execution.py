@@ -66,7 +66,7 @@ def _resident_limit(launch: LaunchState, count: int) -> int:
     """How many CTAs may run at a time, a multiple of the cluster size. If CTAs can cancel others, one per SM, because
     it matters which have started. If they can wait for others, as many as the device holds. Otherwise all."""
     kernel, device, geometry = launch.kernel, launch.device, launch.geometry
-    if not kernel.cancels and not kernel.polling:
+    if not kernel.cancels and not kernel.polling_variables:
         return count
     shared_bytes = kernel.shared_static + geometry.shared_bytes
     ctas_per_sm = 1 if kernel.cancels else device.resident(geometry.threads, shared_bytes)

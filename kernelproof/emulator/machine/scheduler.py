@@ -207,7 +207,7 @@ class Scheduler:
         self.backward_branches += 1
         self.steps += 1
         iterations, limit = self.backward_branches, self.launch.options.loop_limit
-        if self.recurrence.is_due(iterations) and head not in self.kernel.polling:
+        if self.recurrence.is_due(iterations) and head not in self.kernel.polling_variables:
             # Frame 1 is the kernel's generator, which called this method: its local variables are the registers.
             period = self.recurrence.period(iterations, self._state(sys._getframe(1), head))
             self.launch.repeating = self.recurrence.earlier is not None
@@ -254,7 +254,7 @@ class Scheduler:
     def polling_state(self, variables: Mapping[str, object]) -> State:
         """The state that decides whether a batch whose lanes all poll or sleep ever goes on by itself. ``variables``:
         the local variables of the kernel's function."""
-        deciding = frozenset().union(*(self.kernel.polling.get(head, ()) for head in self.deferred))
+        deciding = frozenset().union(*(self.kernel.polling_variables.get(head, ()) for head in self.deferred))
         values = {name: value for name, value in variables.items() if name in deciding}
         return state_of(values | self._groups(), ())
 
@@ -345,8 +345,10 @@ class Scheduler:
     @property
     def polls_global(self) -> bool:
         """Are lanes in a loop that polls global memory?"""
-        polls = self.kernel.polls.items()
-        return any(head in self.deferred and ".shared" not in self.kernel.sites[site].text for site, head in polls)
+        return any(
+            head in self.deferred and ".shared" not in self.kernel.sites[site].text
+            for site, head in self.kernel.polling_heads.items()
+        )
 
     def _report_stuck_row(self, row: int, count: int) -> None:
         """Report where the threads of a CTA wait for ever. ``count``: how many CTAs wait like this one."""

@@ -80,7 +80,7 @@ class Atomics:
         lanes, indices = access
         values, compares = value[lanes], compare[lanes] if compare is not None else None
         out = np.zeros(batch.size, value.dtype) if form.returns else value
-        if flags.observed and site in batch.launch.kernel.polls:
+        if flags.observed and site in batch.launch.kernel.polling_heads:
             older = self._polled_values(form, flags, (lanes, indices, values, compares), view, site)
             stale = older != view[indices]
             if stale.any():

@@ -104,11 +104,11 @@ class DeviceRaces:
         if horizons is None:
             horizons = self._horizons[strong] = Horizons()
         pairs = others * (self.batch.size >> 5) + (lanes >> 5)
-        out: Array = horizons.cover(pairs, tick) | (tags == 0)
+        out: Array = horizons.known_before(pairs, tick) | (tags == 0)
         unknown = (~out).nonzero()[0]
         if unknown.size:
             self._learn(horizons, lanes[unknown], others[unknown], strong)
-            out[unknown] = horizons.cover(pairs[unknown], tick[unknown])
+            out[unknown] = horizons.known_before(pairs[unknown], tick[unknown])
             if self.batch.cluster_size > 1:
                 cta, other = np.divmod(others, self.batch.warps_per_cta)
                 self._add_cluster_order(out, self.batch.row_of[lanes], self.batch.warp[lanes], cta, other, tick, reads)

@@ -59,8 +59,8 @@ class StrongLoads:
         # since then.
         self._given: dict[tuple[int, int], tuple[int, set[int]]] = {}
         kernel, hazards = batch.launch.kernel, batch.launch.options.hazards
-        self.observed = hazards and space in kernel.observes
-        self.flags_are_read = hazards and space in kernel.reads_flags
+        self.observed = hazards and space in kernel.observed_spaces
+        self.flags_are_read = hazards and space in kernel.flag_spaces
         # In adverse order values are recorded even if nothing is fenced or released.
         self.weak = self.observed and batch.launch.options.adverse
 
@@ -68,7 +68,7 @@ class StrongLoads:
         """Whether flags that a warp has read without a fence count as ordering for its load ``site``, which then finds
         fewer old values than the memory model allows. Programs rely on that where volatile or relaxed loads read data
         after a flag. A load that polls or acquires reads a flag itself, so for it they do not count."""
-        return not acquires and site not in self.launch.kernel.polls
+        return not acquires and site not in self.launch.kernel.polling_heads
 
     def read(
         self, learners: Learners, flags: Flags[Any], lanes: Array | None, offset: Array, strong: int, site: int,
@@ -128,14 +128,14 @@ class StrongLoads:
         if last.value.tobytes() != value.tobytes():
             # A weak write came after the last strong one.
             history.add(Write(last.number + 1, value))
-        head = self.launch.kernel.polls.get(site)
+        head = self.launch.kernel.polling_heads.get(site)
         iterations = None if head is None else self.batch.iterations.get(head)
         iteration = 0 if iterations is None else int(iterations[lane])
         oldest = history.oldest(reader, knows, knowledge)
         number = self._number_to_read(history, reader, oldest, head, iteration, lane)
         if head is None and oldest < number:
             if not self.launch.oldest:
-                self.launch.newest_only.add(site)
+                self.launch.older_allowed.add(site)
             number = self._number_if_overlooking(flags, history, reader, oldest, number, site, lane)
         write = history.at(number)
         last = history.last

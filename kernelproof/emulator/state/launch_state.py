@@ -1,6 +1,6 @@
-"""Keeps the state of a launch that all units share: facts of the kernel, geometry, findings, and the tick.
+"""Keeps the state that all units of the emulator share during a launch: facts of the kernel, geometry, findings, tick.
 
-The tick is the clock of the machine: see ``LaunchState``.
+The tick counts synchronisations; it orders accesses. See ``LaunchState``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class SharedVariable(NamedTuple):
     nbytes: int
 
 
-# By how much a clock advances per read. A kernel that waits for milliseconds then reads it some thousand times.
+# By how much a clock register, such as %clock64, advances per read. A kernel that waits for milliseconds then reads it
+# some thousand times.
 CLOCK_STEP = 2048
 
 # The origin of a pointer: the offset of a parameter (bytes), or the name of a variable.
@@ -70,14 +71,18 @@ class KernelFacts:
     shared_variables: tuple[SharedVariable, ...]
     shared_granule: int
     local_bytes: int
-    # Blocks. For each block: the uniform registers that it writes and others read; and the registers that are live at
-    # its start.
+    # For each basic block: the uniform registers that it writes and other blocks access (``clobbers``), and the
+    # registers that are live at its start.
     clobbers: list[frozenset[str]]
     live_in: list[frozenset[str]]
-    # Loops that wait for memory. ``polling``: head of a loop -> the variables of the kernel's function that decide
-    # whether it ends. ``learned``: heads of loops whose wait was not seen in their text, but in an execution.
-    polling: dict[int, frozenset[str]]
+    # Polling loops, which wait for memory. A loop is named by the block at its head. ``polling_variables``: head -> the
+    # variables of the kernel's function that decide whether the loop ends. ``polling_heads``: an instruction that
+    # decides whether a polling loop ends -> its head. ``learned``: heads of loops whose text does not show that they
+    # wait; an execution has shown it.
+    polling_variables: dict[int, frozenset[str]]
+    polling_heads: dict[int, int]
     learned: frozenset[int]
+    # For each basic block: the line at which it begins, and how many instructions of each opcode it has.
     block_lines: list[int]
     block_opcodes: list[dict[str, int]]
     attributes: dict[str, tuple[int, ...]]  # directives of the entry, such as maxntid
@@ -89,9 +94,10 @@ class KernelFacts:
     hazards: tuple[Hazard, ...]  # faults in the schedule of machine code
     cancels: bool  # its CTAs may cancel others that have not started
     restricts: bool  # it has fences of shared memory alone
-    reads_flags: frozenset[str]  # state spaces in which its threads may synchronise with strong writes of others
-    observes: frozenset[str]  # state spaces from which it has strong loads, which may return older values
-    polls: dict[int, int]  # an instruction that decides whether a polling loop ends -> the head of that loop
+    flag_spaces: frozenset[str]  # state spaces in which its threads may synchronise with strong writes of others
+    # State spaces in which its instructions may return older values than the newest: strong loads, and atomics in
+    # polling loops.
+    observed_spaces: frozenset[str]
     machine_code: bool  # it was lowered from a cubin, so its lines are addresses
     window_readings: list[Site]  # instructions that read upper bits of generic addresses
 
@@ -131,8 +137,8 @@ class Geometry:
 
 
 class StaleRead(NamedTuple):
-    """A thread of a CTA whose load may return a value from before the store by ``other``, although the thread has seen
-    later writes."""
+    """A load that may return a value from before a store, although its thread has seen what came after that store.
+    ``cta`` and ``thread`` load; ``other`` has stored."""
 
     cta: Dim3
     thread: int
@@ -141,7 +147,8 @@ class StaleRead(NamedTuple):
 
 @dataclass(frozen=True)
 class Variation:
-    """How a repeated execution of a launch differs from the first one, which shows which findings matter.
+    """How a repeated execution of a launch differs from the first one. Repetitions show which
+    findings matter.
 
     - ``poison``: the byte in undefined shared memory.
     - ``unspecified``: the byte of values that no rule of PTX defines, such as unset registers, shuffles from absent
@@ -193,9 +200,10 @@ class LaunchState:
         self.oldest, self.newest = variation.oldest, variation.newest
         # Has a polling loop been given a value that was not the newest?
         self.polled_older = False
-        # Loads that could have returned an older value than they did.
-        self.newest_only: set[int] = set()
-        # Those of them whose warp had seen the newer value in a way that does not order it. See ``Variation``.
+        # Numbers of load instructions that returned the newest value but were allowed to return an older one.
+        self.older_allowed: set[int] = set()
+        # Those of them whose warp had seen the newer value, though nothing orders the load after the store of it.
+        # ``overlooks``: see ``Variation``.
         self.overlooked: dict[int, StaleRead] = {}
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
@@ -220,8 +228,8 @@ class LaunchState:
         self._lanes: dict[int, Lanes] = {}
 
     def count_store(self, is_there: Callable[[], bool]) -> None:
-        """Count a write of memory as a change. ``is_there``: a function that says whether memory already holds the new
-        values."""
+        """Count a store as a change of memory; while ``idle`` or ``repeating``, only if it changes a value.
+        ``is_there``: a function without arguments that says whether memory already holds the new values."""
         if not (self.idle or self.repeating) or not is_there():
             self.version += 1
 

@@ -1,4 +1,4 @@
-"""Finds the parameters and module variables from which an address is computed, and those by which memory is written.
+"""Finds the parameters and module variables from which an address is computed, and those through which a kernel writes.
 
 The analysis ignores control flow: a register counts as holding every pointer that any of its writes may give it. The
 result may therefore name too many pointers, but never too few.
@@ -27,8 +27,10 @@ def origins(
 ) -> dict[str, Origins]:
     """Each 64-bit register -> the pointers that its value may be computed from, over all of its writes.
 
-    A register is absent if it may hold a pointer that cannot be traced. ``places``: state space and offset of each
-    variable. ``words``: a pointer may also be in two 32-bit registers, as in machine code.
+    A register is absent if it may hold a pointer that cannot be traced, or if its value comes from no pointer.
+    ``kinds``: the declared type of each register, such as u64. ``places``: state space and offset of each variable and
+    parameter. ``words``: a pointer may also be in two 32-bit registers, as in machine code; then the result has these
+    registers, too.
     """
     widths = ("64", "32") if words else ("64",)
     # Per write: the register, the pointers that the instruction contributes, and the registers that it reads.
@@ -70,8 +72,8 @@ def _contributed_pointers(ins: Instr, places: Mapping[str, tuple[str, int]], wor
         ):
             first = places[address.base.name][1] + address.base.offset + address.offset
             count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
-            # A parameter is named by its offset. Only 64-bit values can be pointers; of words, each half stands for the
-            # aligned 64-bit parameter that contains it.
+            # A parameter is named by its offset in bytes. Only 64-bit values can be pointers. With ``words``, a 32-bit
+            # load stands for the aligned 64-bit parameter that contains it.
             if words and width == 4:
                 return frozenset((first + i * width) & ~7 for i in range(count))
             return frozenset(first + i * width for i in range(count)) if width == 8 else _NO_POINTERS
