@@ -272,7 +272,7 @@ TURNS: dict[str, tuple[str, str]] = {
     "a turn is waited for in another group's item": (
         "  setp.eq.s32 %p13", "TRY_E: " + WAIT_T.replace("%p14", "%p15") + "@!%p15 bra TRY_E;\n  setp.eq.s32 %p13",
     ),
-    "groups store to one buffer": ("shl.b32 %r42, %r41, 8;", "shl.b32 %r42, %r41, 0;"),
+    "groups store to one buffer": ("shl.b32 %r42, %r41, 8;", "mov.u32 %r42, 0;"),
     "D is stored from the other group's buffer": (
         STORE_D, f"xor.b32 %r70, %r42, 256; {STORE_D.replace('%r42', '%r70')}",
     ),
