@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from triton.backends.driver import decompose_descriptor, expand_signature
 
 from kernelproof.emulator import Memory
@@ -22,7 +23,7 @@ from kernelproof.ground.errors import WrongInput
 MAP = "nvTmaDesc"  # Triton's type of a tensor map
 TF32 = 11  # CUtensorMapDataType of fp32 rounded to tf32
 L2_PROMOTION_128 = 2  # CUtensorMapL2promotion: sectors of 128 bytes
-_FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
+_FLOATS = ("fp32", "f32", "bf16")  # numbers that are passed by way of fp32
 
 
 class Parameters:
@@ -61,11 +62,14 @@ class Parameters:
             if not is_tensor(value):
                 raise WrongInput(f"argument {name} is {type(value).__name__}: a CPU tensor is needed")
             return self.tensors.address(value, name, role)
-        if kind == "bf16":
-            # Adding 0x7FFF, plus the lowest bit that is kept, rounds to nearest even.
-            (bits,) = struct.unpack("<I", struct.pack("<f", value))
-            return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-        return struct.pack(_FLOATS[kind], value) if kind in _FLOATS else int(value)
+        if kind == "fp64":
+            return struct.pack("<d", value)
+        if kind in _FLOATS:
+            # As in Triton's launcher, what is too large for fp32 becomes infinite, and bf16 is the upper half of fp32.
+            with np.errstate(over="ignore"):
+                single = np.float32(value).tobytes()
+            return single[2:] if kind == "bf16" else single
+        return struct.pack("<e", value) if kind == "fp16" else int(value)
 
     def _tensor_map(self, descriptor: Any, facts: dict[str, Any], name: str, role: str) -> bytes:
         """The tensor map that the driver would encode for a host-side descriptor, whose innermost dimension is last."""
