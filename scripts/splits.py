@@ -10,12 +10,13 @@ github.com/AlnisM/autoheuristic-datasets. A published kernel gets ``split_k`` an
 
 - a record stands for it exactly, so that its published speed is that of the record;
 - in both published modes it is slower than cuBLASLt's fastest algorithm, which may split k;
-- without the split it takes at least ``MIN_GAIN`` times as long, by the timing model's cheap form and by machine code;
+- without the split it takes at least ``MIN_GAIN`` times as long, by both forms of the timing model: the cheap one, and
+  the one that reads machine code;
 - the partial sums fit in the part of the L2 that the model gives to them.
 
-If several slice counts qualify, the one with the largest gain is taken. A gain is the smaller of the estimates by the
-two forms of the model. The record as published moves to configs/published/records.jsonl. Nothing is measured, and
-records that were tuned on a GPU stay as they are.
+If several slice counts qualify, the one with the largest gain is taken. A gain is the time without the split over the
+time with it; of the two that the forms of the model estimate, the smaller one counts. The record as published moves to
+configs/published/records.jsonl. Nothing is measured, and records that were tuned on a GPU stay as they are.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ ACCS = ("f16", "f32")  # accumulators of these records
 VENDOR = BASELINES["cuBLASLt-AutoTuning"]
 SLICES = (2, 4, 8, 16)  # certificates cover only powers of two: their polynomials express no quotient by other numbers
 RECORDED_SLICES = (*SLICES, 3, 6, 12)  # slice counts tried on recorded tiles, which need no certificate
-# The least modelled gain for which k is split.
-MIN_GAIN = 1.10
+MIN_GAIN = 1.10  # the least modelled gain for which k is split
 PARTIAL_BYTES = 4  # of a partial sum, which is fp32
 CLASSES = (1.0, 1.0001, 1.1, 1.2, 1.5, 2.0, math.inf)  # bounds of classes of the modelled gain
 MODEL_SOURCE = "tuned by model"  # how the origin of a record says that the timing model changed it
 
+# For each published mode: m_n_k -> the published kernel's speed over the vendor's.
 Tables = Sequence[Mapping[str, float]]
 Modelled = Callable[[Record], float]  # the modelled time of a record, in microseconds
 
@@ -65,7 +66,8 @@ class Split(NamedTuple):
 
 
 def slower_than_vendor(records: Iterable[Record], tables: Tables) -> list[Record]:
-    """The exact records without a split whose published kernels are slower than the vendor's in each of ``tables``."""
+    """The records without a split that stand exactly for a published kernel which is slower than the vendor's in each
+    of ``tables``."""
     return [
         record for record in records
         if (record.split_k, record.origin.structure) == (1, "exact")
@@ -164,8 +166,8 @@ def recorded_gains(folder: Path, gpu: str) -> list[GainAndRatio]:
 
 
 def published_gains(records: Iterable[Record], table: Mapping[str, float]) -> list[GainAndRatio]:
-    """For each published kernel without a split: its gain by a split, by the cheap form of the model, and its published
-    time over that of cuBLASLt's fastest algorithm."""
+    """For each published kernel without a split: its gain by a split, as the cheap form of the model estimates it, and
+    its published time over that of cuBLASLt's fastest algorithm. ``table``: see ``Tables``."""
     gains = []
     for record in records:
         if record.split_k == 1 and record.mnk in table:
@@ -187,9 +189,9 @@ def print_classes(gains: Sequence[GainAndRatio]) -> None:
 
 
 def choose_and_print(folder: Path, acc: str) -> list[Split]:
-    """The choices for the records with an accumulator, after printing the gains of all of them and the choices.
+    """Prints the gains of all records with an accumulator and the splits that are chosen; returns these splits.
 
-    ``folder``: of the published speedups.
+    ``folder``: has the published speedups.
     """
     files = [folder / f"cuda_l2_{NAMES[GPU, acc]}_speedup_{mode}.csv" for mode in MODES]
     tables = [{mnk: row[VENDOR] for mnk, row in speedup_table(path).items()} for path in files]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cudal2gen.launch.gpu import Contender, Gpu
     from cudal2gen.results import ProtocolName
 
-DEVICE = Names(("device",))
+DEFAULT_PROTOCOLS = Names(("device",))
 
 
 def _protocol_names(text: str) -> Names:
@@ -77,24 +77,32 @@ class TimingOptions:
 
     protocol: Annotated[
         Names,
-        Shared("protocol", "any of device, offline, server, joined by +; device", _protocol_names, option="--timing"),
-    ] = DEVICE
+        Shared(
+            "protocol",
+            "any of device, offline, server, joined by +; by default device",
+            _protocol_names,
+            option="--timing",
+        ),
+    ] = DEFAULT_PROTOCOLS
     warmup_seconds: Annotated[
-        float, Shared("warmup", "seconds of warm-up before the first problem, 3", _seconds, option="--timing")
+        float,
+        Shared("warmup", "seconds of warm-up before the first problem, by default 3", _seconds, option="--timing"),
     ] = 3.0
     benchmark_seconds: Annotated[
         float | None,
         Shared(
             "seconds",
-            "seconds of timing per problem, protocol and L2 state; 0.25, or 2 with host time",
+            "seconds of timing per problem, protocol and L2 state; by default 0.25, or 2 with host time",
             _seconds,
             option="--timing",
         ),
     ] = None
     target_qps: Annotated[
-        float, Shared("qps", "arrivals per second in the protocol server, 1000", _rate, option="--timing")
+        float, Shared("qps", "arrivals per second in the protocol server, by default 1000", _rate, option="--timing")
     ] = 1000.0
-    seed: Annotated[int, Shared("seed", "seed of inputs and of the order of problems, 0", int, option="--timing")] = 0
+    seed: Annotated[
+        int, Shared("seed", "seed of inputs and of the order of problems, by default 0", int, option="--timing")
+    ] = 0
     baselines: Annotated[
         Names | None,
         listed_names(
@@ -305,7 +313,7 @@ def contribute(
 
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:
-    """The counts of a report besides measurements, and the files that it searched for measurements."""
+    """What a report counts besides measurements, and the files in which it looked for measurements."""
     from cudal2gen import places, report, results
     from cudal2gen.generation import compiler
     from cudal2gen.results.proofs import proofs

@@ -71,9 +71,9 @@ def _environment(folder: Path | None) -> Environment:
 
 
 def render(record: Record) -> str:
-    """The kernel's complete CuTe source. Records with equal code fields give the same bytes.
+    """The complete CUDA source of the record's kernel. Records with equal code fields give the same bytes.
 
-    Raises jinja2.UndefinedError or TypeError for a fault in a template, never for a legal record.
+    Raises jinja2.UndefinedError or TypeError only if a template has a fault; a legal record is never the cause.
     """
     text = _environment(record.TEMPLATES).get_template(f"{record.family}.cu.j2").render(r=record)
     # Removes the empty lines that macros without output leave.

@@ -51,7 +51,9 @@ class CudaSource(Ring):
     call: Annotated[
         str, Field(max_length=400, description="launch convention and its own facts, as kernel.launch spells them")
     ]
-    baked: Annotated[int, Field(ge=0, le=1 << 24, description="the k that is compiled in, packed; 0 for none")]
+    baked: Annotated[
+        int, Field(ge=0, le=1 << 24, description="the k that is compiled in, after the caller's padding; 0 for none")
+    ]
     padding: Annotated[
         Literal["none", "predicate", "pad"],
         Field(description="for sizes that are no multiple of the tile: predicate checks bounds, pad: the caller pads"),

@@ -26,7 +26,9 @@ class Sm90Kernel(Record):
 
     padding: Annotated[
         Literal["none", "pad"],
-        Field(description="for rows that do not start at multiples of 16 bytes: the caller pads, or none are allowed"),
+        Field(
+            description="for rows that do not start at multiples of 16 bytes: the caller pads them, or they are illegal"
+        ),
     ] = "none"
 
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"padding"}
@@ -56,8 +58,9 @@ class Sm90Kernel(Record):
     def cluster_sum_bytes(self, threads: int, pairs: bool) -> int:
         """Bytes of shared memory in which a CTA receives fp32 partial sums from the CTAs of its cluster.
 
-        ``threads`` hold a tile's accumulators in vectors of four. These vectors are dealt to the CTAs, one by one or
-        with ``pairs`` two by two, and each CTA adds its vectors over all slices. The first CTA gets the most.
+        ``threads`` hold a tile's accumulators in vectors of four floats. A thread's vectors are dealt to the CTAs in
+        turn, one at a time or with ``pairs`` two at a time. Each CTA receives its vectors from every slice and adds
+        them. The first CTA is dealt the most vectors, so its bytes suffice for all.
         """
         dealt_at_a_time = self.split_k * (2 if pairs else 1)
         vectors = ceil_div(self.bm * self.bn // (4 * threads), dealt_at_a_time) * dealt_at_a_time

@@ -1,4 +1,7 @@
-"""Defines ``Warpgroups``, the base class of families with a producer and consumers: setmaxnreg, and shares of tiles."""
+"""Defines ``Warpgroups``, the base class of families with a producer warpgroup and consumer warpgroups.
+
+It has the rules for setmaxnreg and for how consumers share a tile.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +53,13 @@ class Warpgroups(TmaRing):
             yield f"{'bn' if self.swap_ab else 'bm'}={self.rows}: must be a multiple of {unit}, {shares}"
 
     def consumer_violations(self) -> Iterator[str]:
-        """The rule that a consumer thread has enough registers for its accumulators."""
-        consumer = self.registers[1] if self.registers else self.entry_registers
-        if self.accumulator_registers + self.live_registers > consumer:
+        """The rule that a consumer thread has enough registers for its accumulators and its other values."""
+        available = self.registers[1] if self.registers else self.entry_registers
+        if self.accumulator_registers + self.live_registers > available:
             yield (
                 f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
                 f"{self.accumulator_registers} accumulator registers, and {self.live_registers} besides them, "
-                f"exceed the {consumer} of a consumer thread"
+                f"exceed the {available} of a consumer thread"
             )
 
     def stream_violations(self) -> Iterator[str]:
@@ -75,9 +78,11 @@ class Warpgroups(TmaRing):
             )
 
     def pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
-        """Rules for setmaxnreg, which moves registers from the producer to the consumers."""
+        """Rules for setmaxnreg, which moves registers from the producer to the consumers. ``producer``, ``consumer``:
+        registers of a thread after that."""
         field = f"registers={[producer, consumer]}"
         entry, consumers = self.entry_registers // 8 * 8, self.consumers  # setmaxnreg moves registers in units of 8
+        # All warpgroups are of one size, so one thread of each stands for it.
         needed, pool = producer + consumers * consumer, (consumers + 1) * entry
         if needed > pool:
             yield (
@@ -139,8 +144,8 @@ class Warpgroups(TmaRing):
 
     @property
     def estimated_registers(self) -> int:
-        """Registers that ptxas will report: exactly those at entry with setmaxnreg, otherwise a rough estimate, with 38
-        registers for all but the sums."""
+        """Registers that ptxas will report. With setmaxnreg, these are exactly the registers at entry. Without it, this
+        is a rough estimate that counts 38 registers for all but the accumulators."""
         return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
 
     @property
@@ -160,8 +165,8 @@ class Warpgroups(TmaRing):
 
     @classmethod
     def swapped_tiles(cls, problem: Problem) -> list[Tile]:
-        """Tiles of D^T = B^T A^T, for a D with fewer rows than a wgmma computes: D^T has fewer columns instead, which
-        wgmma allows in steps of 8. Empty for a D with more rows."""
+        """Tiles of D^T = B^T A^T for a D with at most as many rows as a wgmma computes. The few rows of D are columns
+        of D^T, and a wgmma may have few columns. Empty for a D with more rows."""
         if problem.m > cls.atom_rows:
             return []
         bm = ceil_div(problem.m, 16) * 16

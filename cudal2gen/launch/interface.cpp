@@ -47,7 +47,7 @@ int cudal2gen::make_plan(cudal2gen_pack& pack, cudal2gen_problem const& problem,
 cudal2gen_answer cudal2gen_plan::answer() const {
   if (choice.kernel < 0) return {"", 0, 0};
   PackKernel const& kernel = pack->kernels[size_t(choice.kernel)];
-  // A grouped launch sums within its CTAs and needs no workspace for any number of groups.
+  // A grouped launch keeps no partial sums in device memory, so it needs no workspace for any number of groups.
   int const products = problem.batch == CUDAL2GEN_GROUPED ? 1 : products_of(problem);
   return {kernel.digest.c_str(), choice.speedup,
           cudal2gen_batch_workspace_bytes(kernel.opened, problem.m, problem.n, problem.k, products)};
@@ -74,7 +74,7 @@ int cudal2gen_plan::run(void const* a, int lda, void const* b, int ldb, void* d,
   } else {
     code = cudal2gen_launch_fused(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &fused, workspace, stream);
   }
-  // refuse copies the launcher's message.
+  // `refuse` copies the launcher's message, so that cudal2gen_last_error returns it.
   return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
 }
 

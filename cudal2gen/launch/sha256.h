@@ -10,8 +10,8 @@
 
 namespace cudal2gen {
 
-// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the first 32 bits of the fractional parts of the square and cube
-// roots of the first primes. They are computed here, since a long double has enough digits for them.
+// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the first 32 bits of the fractional parts of the square roots of the first
+// 8 primes and of the cube roots of the first 64. They are computed here, since a long double has enough digits for them.
 class Sha256 {
  public:
   // Returns the digest of the data as 64 hexadecimal digits.
@@ -46,7 +46,7 @@ class Sha256 {
   static uint32_t fraction(long double root) { return uint32_t((root - std::floor(root)) * 4294967296.0L); }
   static uint32_t rotate(uint32_t word, int by) { return word >> by | word << (32 - by); }
 
-  // Adds 64 bytes to the state. The names of the standard: w is the message schedule, v the working variables a to h.
+  // Adds 64 bytes to the state. As in the standard, w is the message schedule; v has the working variables a to h in this order.
   void add_block(unsigned char const* data) {
     std::array<uint32_t, 64> w;
     for (int i = 0; i < 16; ++i, data += 4)

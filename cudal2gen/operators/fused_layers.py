@@ -50,7 +50,7 @@ def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
     - ``down(act(gate(x)) * up(x))`` of layers without biases;
     - transformers' experts, as grouped products.
 
-    To find these, each module with such children is traced once on symbols. A kernel that computes a gate reads an
+    To find these, ``torch.fx`` traces each module with such children once. A kernel that computes a gate reads an
     interleaved copy of both weights, so their memory doubles; ``derived`` describes when copies are made again.
     ``state_dict`` does not contain the copies. Gates and experts whose weights autocast would cast are not fused.
     Raises TypeError for a value that is no module.
@@ -190,7 +190,7 @@ def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether calling a child runs only the forward of its class or of ``patch``: it has no hooks."""
+    """Whether a call of the module runs only the forward of its class or of ``patch``, and no hooks."""
     from torch.nn.modules import module as modules
 
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -206,26 +206,26 @@ def _is_gathered(module: torch.nn.Module) -> bool:
     return bool(module.__dict__.get("_is_fsdp_managed_module", False))
 
 
-def _forward_sequential(module: torch.nn.Sequential, input: Any) -> Any:  # the name that torch gives it
+def _forward_sequential(module: torch.nn.Sequential, input: Any) -> Any:  # torch calls the argument ``input``
     """Replaces the forward of a Sequential."""
     return _run_chain(list(module._modules.values()), input)
 
 
 def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], *operands: Any, **named: Any) -> Any:
-    """Replaces the forward of a module whose parts of these names follow each other."""
+    """Replaces the forward of a module that calls the children of these names one after the other."""
     return _run_chain([module._modules[name] for name in names], _only(operands, named))
 
 
 def _only(operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """The input of a module that has one, which a call may give by the name that the module's own forward has for it.
-    Raises TypeError for other numbers of inputs."""
+    """The only input of a call. A caller may name it as the module's own forward does. Raises TypeError for more or
+    fewer inputs."""
     if len(operands) + len(named) != 1:
         raise TypeError(f"forward takes 1 input, got {len(operands) + len(named)}")
     return (*operands, *named.values())[0]
 
 
 def _run_chain(children: list[Any], x: Any) -> Any:
-    """Calls one child after the other, but a linear layer and the activation after it in one call."""
+    """Calls one child after the other. A linear layer and the activation after it are one call of ``linear``."""
     index = 0
     while index < len(children):
         layer, successor = children[index], children[index + 1] if index + 1 < len(children) else None

@@ -85,7 +85,7 @@ def needed_records(measurements: Measurements) -> list[Record]:
     """
     sizes = {(row.m, row.n, row.k) for row in measurements.measurements}
     names = {timing.record for row in measurements.measurements for timing in row.timings if timing.record}
-    records = catalog.some(lambda problem: choices.counts(problem) or (problem.m, problem.n, problem.k) in sizes)
+    records = catalog.some(lambda problem: choices.is_counted(problem) or (problem.m, problem.n, problem.k) in sizes)
     return records if names <= {record.name for record in records} else catalog.load()
 
 

@@ -1,6 +1,6 @@
 """Shows how tiles, stages and swizzles depend on the problem's size, as Figure 4 of the CUDA-L2 paper does.
 
-The figures are computed from our catalog's records for the A100 and printed beside those of the paper. They agree if
+The numbers are computed from our catalog's records for the A100 and printed beside those of the paper. They agree if
 the catalog reproduces the choices of the published kernels.
 """
 
@@ -21,7 +21,7 @@ from kernelproof.ground.pages import Chart, Section, Table, percent
 PAIRS = (("bm", "m", 0.652), ("bn", "n", 0.705), ("bk", "k", 0.256), ("bm", "bn", 0.695), ("stages", "k", 0.473))
 SMALL_MNK, LARGE_MNK = 2**27, 2**36  # problems up to the first M·N·K are small, those above the second large
 PAPER_SWIZZLE = (0.44, 0.99)  # the paper's shares of kernels with block swizzle: small problems, large problems
-TOLERANCE = 0.05  # a figure agrees with the paper's if it differs by no more
+TOLERANCE = 0.05  # a number agrees with the paper's if it differs by no more
 
 
 class Decisions(NamedTuple):
@@ -54,8 +54,8 @@ class Decisions(NamedTuple):
         return bool(stride) and ceil_div(ceil_div(self.n, self.bn) * self.bn, stride or 1) > 1
 
 
-class Figure(NamedTuple):
-    """One number of Figure 4: its value in this catalog and in the paper."""
+class PaperNumber(NamedTuple):
+    """A number that the paper prints in Figure 4, and its value in this catalog."""
 
     name: str
     catalog: float
@@ -67,28 +67,28 @@ class Figure(NamedTuple):
         return abs(self.catalog - self.paper) <= TOLERANCE
 
 
-def counts(problem: Problem) -> bool:
+def is_counted(problem: Problem) -> bool:
     """Whether a problem's record is counted in this section: A100, fp16 accumulators, B stored (N,K)."""
     return (problem.gpu, problem.acc, problem.layout) == ("a100", "f16", "tn")
 
 
 def subset(records: Sequence[Record]) -> list[Decisions]:
-    """The decisions of the records that ``counts`` admits and that have two pipeline stages or more.
+    """The decisions of the records that ``is_counted`` admits and that have two pipeline stages or more.
 
     Records of a family that lacks one of the fields of ``Decisions`` are left out.
     """
     rows = [
         Decisions(*(getattr(record, name) for name in Decisions._fields))
         for record in records
-        if counts(record.problem) and set(Decisions._fields) <= record.line_fields().keys()
+        if is_counted(record.problem) and set(Decisions._fields) <= record.line_fields().keys()
     ]
     return [row for row in rows if row.stages >= 2]
 
 
-def correlations(rows: Sequence[Decisions]) -> list[Figure]:
+def correlations(rows: Sequence[Decisions]) -> list[PaperNumber]:
     """Spearman's correlation for every pair of decision and size that the paper prints."""
     return [
-        Figure(_name(decision, size), spearman(_values(rows, decision), _values(rows, size)), paper)
+        PaperNumber(_name(decision, size), spearman(_values(rows, decision), _values(rows, size)), paper)
         for decision, size, paper in PAIRS
     ]
 
@@ -101,12 +101,12 @@ def swizzle_use(rows: Sequence[Decisions], effective: bool = False) -> tuple[flo
     return share(row.swizzled(effective) for row in small), share(row.swizzled(effective) for row in large)
 
 
-def shares(rows: Sequence[Decisions]) -> list[Figure]:
+def shares(rows: Sequence[Decisions]) -> list[PaperNumber]:
     """The two shares of block swizzle that the paper prints."""
     small, large = swizzle_use(rows)
     return [
-        Figure("block swizzle chosen, MNK ≤ 2^27", small, PAPER_SWIZZLE[0]),
-        Figure("block swizzle chosen, MNK > 2^36", large, PAPER_SWIZZLE[1]),
+        PaperNumber("block swizzle chosen, MNK ≤ 2^27", small, PAPER_SWIZZLE[0]),
+        PaperNumber("block swizzle chosen, MNK > 2^36", large, PAPER_SWIZZLE[1]),
     ]
 
 
@@ -143,26 +143,27 @@ def _definition(rows: Sequence[Decisions]) -> str:
 
 
 def _table(rows: Sequence[Decisions]) -> Table:
-    """Each figure of the records beside that of the paper."""
+    """Each number of the catalog beside that of the paper."""
     cells = [
-        (f"{figure.catalog:.3f}", f"{figure.paper:.3f}", f"{figure.catalog - figure.paper:+.3f}")
-        for figure in correlations(rows)
+        (f"{number.catalog:.3f}", f"{number.paper:.3f}", f"{number.catalog - number.paper:+.3f}")
+        for number in correlations(rows)
     ]
     cells += [
         (
-            percent(figure.catalog),
-            percent(figure.paper),
-            f"{round(100 * (figure.catalog - figure.paper), 1) + 0.0:+.1f} points",
+            percent(number.catalog),
+            percent(number.paper),
+            # + 0.0 turns a difference of -0.0 into 0.0.
+            f"{round(100 * (number.catalog - number.paper), 1) + 0.0:+.1f} points",
         )
-        for figure in shares(rows)
+        for number in shares(rows)
     ]
-    figures = [*correlations(rows), *shares(rows)]
+    numbers = [*correlations(rows), *shares(rows)]
     return Table(
         f"Spearman's correlations and shares over {len(rows)} records (A100, f16, tn, stages ≥ 2), with the paper's",
         ("figure", "this catalog", "paper", "difference", f"within {TOLERANCE}"),
         tuple(
-            (figure.name, *texts, "yes" if figure.agrees else "no")
-            for figure, texts in zip(figures, cells, strict=True)
+            (number.name, *texts, "yes" if number.agrees else "no")
+            for number, texts in zip(numbers, cells, strict=True)
         ),
     )
 
@@ -181,12 +182,12 @@ def _pair_chart(rows: Sequence[Decisions], decision: str, size: str, paper: floa
     """A chart of a decision against a size. ``paper``: the correlation that the paper prints."""
     x, y = _values(rows, size), _values(rows, decision)
     correlation = spearman(x, y)
-    figure = f"Spearman {correlation:.3f} (paper {paper:.3f})"
+    caption = f"Spearman {correlation:.3f} (paper {paper:.3f})"
     return Chart(
         "discs",
         _name(decision, size),
         f"{decision.upper()} against {size.upper()}: Spearman {correlation:.3f}, paper {paper:.3f}.",
-        _discs(x, y, _label(size), _label(decision)) | {"linear": decision == "stages", "figure": figure},
+        _discs(x, y, _label(size), _label(decision)) | {"linear": decision == "stages", "figure": caption},
     )
 
 
@@ -223,18 +224,18 @@ def _stride_chart(rows: Sequence[Decisions]) -> Chart:
     strides = [(row.mnk, float(row.swizzle_stride)) for row in rows if row.swizzle_stride]
     x, y = [2.0 ** round(math.log2(mnk)) for mnk, _ in strides], [stride for _, stride in strides]
     correlation = spearman([mnk for mnk, _ in strides], y)
-    figure = f"Spearman {correlation:.3f}, {len(strides)} with zsplit"
+    caption = f"Spearman {correlation:.3f}, {len(strides)} with zsplit"
     return Chart(
         "discs",
         "Swizzle stride against size",
         f"swizzle_stride of the {len(strides)} records with raster zsplit against M·N·K: Spearman {correlation:.3f}; "
         "the paper prints no figure.",
-        _discs(x, y, "M·N·K", "swizzle stride (columns)") | {"linear": False, "figure": figure},
+        _discs(x, y, "M·N·K", "swizzle stride (columns)") | {"linear": False, "figure": caption},
     )
 
 
 def _values(rows: Sequence[Decisions], name: str) -> list[float]:
-    """A decision of all rows, as numbers."""
+    """The field of this name, a size or a decision, of each row."""
     return [float(getattr(row, name)) for row in rows]
 
 
@@ -252,5 +253,5 @@ def _label(name: str) -> str:
 
 
 def _name(decision: str, size: str) -> str:
-    """The name of the picture of a decision against a size."""
+    """The name of the number, and of the chart, of a decision against a size."""
     return f"{_label(decision)} against {_label(size)}"

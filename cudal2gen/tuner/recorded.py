@@ -37,13 +37,13 @@ def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: 
     if not recorded:
         raise WrongInput(
             f"{', '.join(map(str, paths))}: no recorded trial of the chosen GPU, types and layout; name files of "
-            "trials (*.jsonl) or the unpacked archives of github.com/AlnisM/autoheuristic-datasets, with f32 sums"
+            "trials (*.jsonl) or the unpacked archives of github.com/AlnisM/autoheuristic-datasets, which have f32 sums"
         )
     return recorded
 
 
 def as_trials(problem: Problem, recording: Recording) -> list[Trial]:
-    """A recording's tiles as trials of effort ``long``, each with the vendor's time if it was recorded."""
+    """A recording's tiles as trials of effort ``long``, each with the vendor's time if the recording has it."""
     tile.register()
     vendor = () if recording.vendor_us is None else (_timing(VENDOR, recording.vendor_us),)
     fields = problem.model_dump()

@@ -18,9 +18,10 @@ of its own. Two more mbarriers of each CTA order the exchange of sums:
 
 No wait lasts for ever: all warps arrive at ``freed`` before they wait for it, and send before they wait for
 ``arrived``. Both mbarriers have one phase. No CTA ends before all arrivals and all bytes have come to it, because its
-consumers have waited for both.
+consumers have waited for both mbarriers.
 
-``sum_sender`` checks at each instruction of a consumer that it does this, and notes it in a ``SumTrack``.
+``sum_sender`` checks at each instruction of a consumer that the consumer keeps this order, and notes in a ``SumTrack``
+how far it has come.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ class SumsAt(NamedTuple):
 class ClusterSums:
     """The sums that all CTAs of a cluster send to one of them.
 
-    ``freed``, ``arrived``: the mbarrier's address in shared memory, under the key 0. ``expected``: the bytes that the
-    CTA has announced; None before. ``at``: the sum at each address. ``sent``: whether the CTA's own consumers have sent
-    their sums.
+    ``freed``, ``arrived``: the address of the mbarrier of this name in shared memory, under the only key 0.
+    ``expected``: the bytes that the CTA has announced; None before it does so. ``at``: the sum at each address.
+    ``sent``: whether the CTA's own consumers have sent their sums.
     """
 
     def __init__(self, size: int) -> None:

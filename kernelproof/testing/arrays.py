@@ -79,7 +79,7 @@ class Loan:
             assert span.buffer is not None
             span.buffer.name = f"argument {span.number}"
             starts.add(span.buffer.start)
-        # A place has the address of an element; without its offset that is the start of its buffer.
+        # A report's place has the address of an element. Less the element's offset, it is the start of its buffer.
         return [
             report
             for report in output_reports(self.memory, kernel)
@@ -87,7 +87,7 @@ class Loan:
         ]
 
     def store(self) -> None:
-        """Copy the contents back to the arrays, and free the device memory."""
+        """Copy the contents of buffers that a launch may write back to the arrays, and free the device memory."""
         for span in self.spans:
             assert span.buffer is not None
             if span.role not in ("input", "scratch") and span.end > span.start:

@@ -38,7 +38,7 @@ def small(**changes: Any) -> Sm80Multistage:
     return multistage(**(SMALL | changes))
 
 
-# One consumer warpgroup with a narrow tile, and a problem of several tiles, none of which divides a size.
+# A kernel with one consumer warpgroup and a narrow tile. No size of its problem is a multiple of the tile's.
 RING: dict[str, Any] = {
     "bm": 64,
     "bn": 32,
@@ -145,7 +145,7 @@ TYPED: dict[str, Record] = {
 
 # Gated pairs of columns, with every way in which the templates store or sum; D is half as wide.
 WIDE_TILE: dict[str, Any] = {"bn": 64}
-N_144: dict[str, Any] = {"n": 144}
+GATED_N: dict[str, Any] = {"n": 144}  # for gates, n must be a multiple of 16; that of RING is none
 GATED: dict[str, Record] = {
     "multistage gated": small(fusion="bias_n+silu+gate", **WIDE_TILE),
     "multistage gated, wide": small(fusion="bias_m+gelu+gate", acc="f32", **WIDE_TILE, **STAGED_16),
@@ -163,24 +163,24 @@ GATED: dict[str, Record] = {
     "multistage gated split": small(fusion="bias_n+silu+gate", **WIDE_TILE, split_k=2, acc="f32"),
     "direct gated": direct(fusion="bias_n+silu+gate", acc="f32"),
     "direct gated ragged": direct(fusion="aux+gelu_tanh+gate", **RAGGED | {"k": 120, "n": 48}),
-    "wgmma gated": ring(fusion="bias_n+silu+gate", **BF16_IN, **N_144),
-    "wgmma gated, two instructions": ring(fusion="aux+silu+gate", bm=128, bn=64, atom_n=32, acc="f16", **N_144),
+    "wgmma gated": ring(fusion="bias_n+silu+gate", **BF16_IN, **GATED_N),
+    "wgmma gated, two instructions": ring(fusion="aux+silu+gate", bm=128, bn=64, atom_n=32, acc="f16", **GATED_N),
     "wgmma gated, rests": ring(fusion="silu+gate", bn=160, atom_n=160, n=320, stages=2),
-    "wgmma gated direct": ring(fusion="bias_m+silu+gate", epilogue="direct", bn=48, atom_n=48, **N_144),
-    "wgmma gated swapped": ring(fusion="bias_n+silu+gate", **SWAPPED, epilogue="direct", **N_144),
+    "wgmma gated direct": ring(fusion="bias_m+silu+gate", epilogue="direct", bn=48, atom_n=48, **GATED_N),
+    "wgmma gated swapped": ring(fusion="bias_n+silu+gate", **SWAPPED, epilogue="direct", **GATED_N),
     "wgmma gated swapped, d": ring(
-        fusion="bias_m+aux+silu+gate", **BF16_IN_F32_OUT, **SWAPPED, epilogue="direct", **N_144
+        fusion="bias_m+aux+silu+gate", **BF16_IN_F32_OUT, **SWAPPED, epilogue="direct", **GATED_N
     ),
-    "wgmma gated pingpong": ring(fusion="bias_n+silu+gate", **PINGPONG, **N_144),
-    "wgmma gated cluster": ring(fusion="bias_n+silu+gate", split_k=2, **IN_CLUSTER, **N_144),
-    "wgmma gated swapped cluster": ring(fusion="bias_n+silu+gate", split_k=2, **SWAPPED, **IN_CLUSTER, **N_144),
-    "wgmma gated workspace": ring(fusion="aux+silu+gate", split_k=3, reduce="workspace", **N_144),
+    "wgmma gated pingpong": ring(fusion="bias_n+silu+gate", **PINGPONG, **GATED_N),
+    "wgmma gated cluster": ring(fusion="bias_n+silu+gate", split_k=2, **IN_CLUSTER, **GATED_N),
+    "wgmma gated swapped cluster": ring(fusion="bias_n+silu+gate", split_k=2, **SWAPPED, **IN_CLUSTER, **GATED_N),
+    "wgmma gated workspace": ring(fusion="aux+silu+gate", split_k=3, reduce="workspace", **GATED_N),
     "wgmma gated swapped workspace": ring(
-        fusion="bias_n+silu+gate", split_k=3, **SWAPPED, epilogue="direct", reduce="workspace", **N_144
+        fusion="bias_n+silu+gate", split_k=3, **SWAPPED, epilogue="direct", reduce="workspace", **GATED_N
     ),
-    "wgmma gated stream": ring(fusion="bias_n+silu+gate", stream_k=True, **N_144),
-    "wgmma gated swapped stream": ring(fusion="silu+gate", stream_k=True, **SWAPPED, epilogue="direct", **N_144),
-    "wgmma gated grouped": ring(fusion="bias_n+silu+gate", batch="grouped", **N_144),
+    "wgmma gated stream": ring(fusion="bias_n+silu+gate", stream_k=True, **GATED_N),
+    "wgmma gated swapped stream": ring(fusion="silu+gate", stream_k=True, **SWAPPED, epilogue="direct", **GATED_N),
+    "wgmma gated grouped": ring(fusion="bias_n+silu+gate", batch="grouped", **GATED_N),
     "multistage gated batched": small(fusion="bias_n+silu+gate", batch="strided", **WIDE_TILE),
     "once gated": once(fusion="bias_n+silu+gate"),
     "once gated split": once(fusion="bias_n+aux+gelu+gate", split_k=2, **BF16_IN_F32_OUT),
@@ -257,7 +257,7 @@ BATCHED: dict[str, Record] = {
     "grouped gated": small(batch="grouped", padding="predicate", fusion="bias_n+silu+gate", **WIDE_TILE),
     "grouped gated direct": direct(batch="grouped", padding="predicate", fusion="alpha+bias_n+gelu+gate"),
     "batched gated direct": direct(batch="strided", fusion="silu+gate"),
-    "batched gated wgmma": ring(batch="strided", fusion="bias_n+silu+gate", **N_144),
+    "batched gated wgmma": ring(batch="strided", fusion="bias_n+silu+gate", **GATED_N),
     "batched gated once": once(batch="strided", fusion="bias_n+silu+gate"),
 }
 
@@ -296,10 +296,10 @@ TENSORS: dict[str, Record] = {
     "tensor fused f16": tensor(fusion=f"{ALL_OPERANDS}+gelu_tanh", acc="f16", bn=48),
     "tensor fused swapped": tensor(fusion=f"{ALL_OPERANDS}+gelu", **SWAPPED_TENSOR),
     "tensor fused, any n": tensor(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
-    "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **N_144),
-    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **SWAPPED_TENSOR, epilogue="direct", **N_144),
-    "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE_TILE, **N_144),
-    "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE_TILE, **N_144),
+    "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **GATED_N),
+    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **SWAPPED_TENSOR, epilogue="direct", **GATED_N),
+    "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE_TILE, **GATED_N),
+    "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE_TILE, **GATED_N),
     "tensor claimed, narrow": tensor(**CLAIMED, bn=48, n=200),
     "tensor claimed pair": tensor(**CLAIMED, **PAIR, m=600),
     "tensor claimed 2x2": tensor(**CLAIMED, cluster=[2, 2], accumulators=1, m=600, pdl=True),
@@ -309,12 +309,12 @@ TENSORS: dict[str, Record] = {
     ),
     "tensor claimed swapped f16": tensor(**CLAIMED, **SWAPPED_TENSOR, acc="f16", epilogue="direct", m=90),
     "tensor claimed batched gated": tensor(
-        **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **BF16_IN, **WIDE_TILE, **N_144
+        **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **BF16_IN, **WIDE_TILE, **GATED_N
     ),
     "tensor claimed pair, two instructions wide": tensor(**CLAIMED, **PAIR, **WIDER_THAN_INSTRUCTION, bn=512, m=600),
     "tensor claimed grouped": tensor(**CLAIMED, batch="grouped", cluster=[1, 2]),
-    "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE_TILE, **N_144),
-    "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE_TILE, **N_144),
+    "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE_TILE, **GATED_N),
+    "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE_TILE, **GATED_N),
 }
 
 # mma.sync from the ring: both layouts and accumulators, every width of a box, pingpong, sums, stores.
@@ -345,10 +345,10 @@ WARPED: dict[str, Record] = {
     "warps fused f16": warps(fusion=f"{ALL_OPERANDS}+gelu_tanh", acc="f16", bn=48),
     "warps fused swapped": warps(fusion=f"{ALL_OPERANDS}+gelu", **SWAPPED),
     "warps fused, any n": warps(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
-    "warps gated direct": warps(fusion="bias_m+aux+silu+gate", epilogue="direct", **N_144),
-    "warps gated workspace": warps(fusion="aux+silu+gate", split_k=3, **N_144),
-    "warps batched gated": warps(batch="strided", fusion="bias_n+silu+gate", **N_144),
-    "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **N_144),
+    "warps gated direct": warps(fusion="bias_m+aux+silu+gate", epilogue="direct", **GATED_N),
+    "warps gated workspace": warps(fusion="aux+silu+gate", split_k=3, **GATED_N),
+    "warps batched gated": warps(batch="strided", fusion="bias_n+silu+gate", **GATED_N),
+    "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **GATED_N),
 }
 
 # A stored (k,m), in every family that supports it: each operand on both sides of the instruction, ragged tiles, shared
@@ -488,7 +488,7 @@ PATHS: dict[str, Record] = {
     "wgmma workspace 2x1": ring(**TWO_CONSUMERS, split_k=2, reduce="workspace", cluster=[2, 1]),
     "wgmma workspace swapped nn": ring(**SWAPPED, split_k=5, reduce="workspace", layout="nn", acc="f16"),
     "wgmma workspace, seventeen slices": ring(split_k=17, reduce="workspace", k=1160),
-    # Odd numbers of tiles, since the emulator has two clusters.
+    # Problems with an odd number of tiles: two clusters run in the emulator, so they share the last tile.
     "wgmma stream": ring(stream_k=True, m=150),
     "wgmma stream 2x1 nn": ring(**TWO_CONSUMERS, stream_k=True, cluster=[2, 1], layout="nn", m=150),
     "wgmma stream, any n": ring(stream_k=True, epilogue="direct", m=150, n=133, bk=128, stages=2),

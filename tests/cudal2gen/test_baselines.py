@@ -48,9 +48,14 @@ def no_race(binders: Sequence[Binder]) -> Winner:
     raise AssertionError("nothing is raced")
 
 
-def first(device: FakeDevice, names: list[str], acc: str, tuned: Path) -> list[Contender]:
-    """The contenders for these names."""
+def contenders(device: FakeDevice, names: list[str], acc: str, tuned: Path) -> list[Contender]:
+    """The contenders of these names. ``tuned``: the file in which raced algorithms are kept."""
     return baselines.contenders(names, acc, device, tuned)  # type: ignore[arg-type]
+
+
+def compute_type(acc: str) -> int:
+    """The cuBLAS code of the type in which it must accumulate."""
+    return vendor.COMPUTE_16F if acc == "f16" else vendor.COMPUTE_32F
 
 
 def checked(contender: Contender, device: FakeDevice, of: Problem, race: Any) -> Operands:
@@ -58,7 +63,7 @@ def checked(contender: Contender, device: FakeDevice, of: Problem, race: Any) ->
     operands = device.operands(of, 1, seed=3)[0]
     contender.prepare(of, race)
     contender.bind(operands)()
-    expected = vendor.product(operands.a.numpy(), operands.b_nn.numpy(), 64 if of.acc == "f16" else 68)
+    expected = vendor.product(operands.a.numpy(), operands.b_nn.numpy(), compute_type(of.acc))
     error = np.abs(operands.d.numpy().astype(np.float64) - expected)
     assert error.max() <= 2.0**-10 * np.abs(expected).max()
     return operands
@@ -69,10 +74,10 @@ def checked(contender: Contender, device: FakeDevice, of: Problem, race: Any) ->
 def test_the_product_is_that_of_row_major_matrices(
     name: str, acc: str, device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:
-    (contender,) = first(device, [name], acc, tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, [name], acc, tmp_path / "lt.jsonl")
     assert contender.name == name
     checked(contender, device, problem(acc), lambda binders: Winner(0, 1.0, len(binders)))
-    assert set(library.computes) == {64 if acc == "f16" else 68}
+    assert set(library.computes) == {compute_type(acc)}
     assert set(library.streams) == {7}
     assert all(limit >= 32 << 20 for limit in library.workspace_limits)
 
@@ -81,7 +86,7 @@ def test_the_product_is_that_of_row_major_matrices(
 def test_torch_accumulates_as_we_do(acc: str, device: FakeDevice, tmp_path: Path) -> None:
     import torch
 
-    (contender,) = first(device, ["torch.matmul"], acc, tmp_path)
+    (contender,) = contenders(device, ["torch.matmul"], acc, tmp_path)
     operands = device.operands(problem(acc), 1, seed=3)[0]
     contender.prepare(problem(acc), no_race)
     assert torch.backends.cuda.matmul.allow_fp16_accumulation is (acc == "f16")
@@ -94,7 +99,7 @@ def test_the_first_of_the_heuristic_is_taken_as_it_is(
     device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:
     library.times = [10.0, 5.0]
-    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
     checked(contender, device, problem(), no_race)
     assert device.log == ["lt 0"]
     assert "id=0" in contender.detail
@@ -108,7 +113,7 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     library.times = [10.0, 9.0, 1.0, 6.0, 7.0, 8.0, 6.5] + [20.0] * 120
     library.refused = {2}
     tuned = tmp_path / "lt.jsonl"
-    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
+    (contender,) = contenders(device, ["cublaslt-autotuning-tn"], "f16", tuned)
     of = problem("f16")
     sets = device.operands(of, 4, seed=1)
     contender.prepare(of, bench.race(device, sets))
@@ -119,21 +124,21 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     assert (stored.name, stored.library, stored.acc, stored.layout) == ("NVIDIA H200", "cublasLt 130000", "f16", "tn")
     assert "id=3" in contender.detail
 
-    (again,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
+    (again,) = contenders(device, ["cublaslt-autotuning-tn"], "f16", tuned)
     searches = library.heuristics
     checked(again, device, of, no_race)
     assert library.heuristics == searches
     assert device.log[-1] == "lt 3"
 
     library.version = 130100
-    (newer,) = first(device, ["cublaslt-autotuning-tn"], "f16", tuned)
+    (newer,) = contenders(device, ["cublaslt-autotuning-tn"], "f16", tuned)
     newer.prepare(of, bench.race(device, sets))
     assert len(results.algorithms(tuned)) == 2
 
 
 def test_loading_kernels_is_off_the_races_clock(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.times, library.loading_us = [10.0] * 30 + [5.0], 0.1e6
-    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, seed=1)))
     (stored,) = results.algorithms(tmp_path / "lt.jsonl").values()
     assert (stored.rank, stored.candidates) == (30, 31)
@@ -146,7 +151,7 @@ def test_a_race_ends(
 ) -> None:
     """Slow candidates end the race's first stage, and long loading ends the first calls."""
     library.times, library.loading_us = [us] * 10, loading_us
-    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, seed=1)))
     (stored,) = results.algorithms(tmp_path / "lt.jsonl").values()
     assert stored.candidates == timed
@@ -154,7 +159,7 @@ def test_a_race_ends(
 
 def test_a_baseline_is_prepared_for_a_verdict(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.times = [10.0, 5.0]
-    (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
     ready = bench.prepare(device, contender, problem())
     ready.bind(device.operands(problem(), 1, 0)[0])()
     assert device.log[-1] == "lt 1"
@@ -162,7 +167,7 @@ def test_a_baseline_is_prepared_for_a_verdict(device: FakeDevice, library: vendo
 
 def test_no_algorithm_is_a_reason_not_a_crash(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
     library.refused = {0}
-    (contender,) = first(device, ["cublaslt-autotuning-nn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-autotuning-nn"], "f32", tmp_path / "lt.jsonl")
     with pytest.raises(Absent, match="none of 1 candidates runs"):
         contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, 0)))
     library.times = []
@@ -171,7 +176,7 @@ def test_no_algorithm_is_a_reason_not_a_crash(device: FakeDevice, library: vendo
 
 
 def test_descriptors_end_with_their_calls(device: FakeDevice, library: vendor.Library, tmp_path: Path) -> None:
-    (contender,) = first(device, ["cublaslt-heuristic-tn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-heuristic-tn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), no_race)
     calls = [contender.bind(operands) for operands in device.operands(problem(), 3, 0)]
     assert library.alive("desc") == 1, "calls of the same sizes share them"
@@ -189,7 +194,7 @@ def test_the_cublas_handle_gets_a_stream_once(
     streams = []
     set_stream = cublas.set_stream
     monkeypatch.setattr(cublas, "set_stream", lambda *arguments: (streams.append(arguments[1]), set_stream(*arguments)))
-    (contender,) = first(device, ["cublas-nn"], "f32", tmp_path)
+    (contender,) = contenders(device, ["cublas-nn"], "f32", tmp_path)
     call = contender.bind(device.operands(problem(), 1, 0)[0])
     call()
     call()
@@ -219,7 +224,7 @@ def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypa
 
 def test_unknown_names_are_refused(device: FakeDevice, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cublaslt: must be of torch\.matmul, cublas-nn"):
-        first(device, ["cublaslt"], "f32", tmp_path)
+        contenders(device, ["cublaslt"], "f32", tmp_path)
 
 
 def test_missing_bindings_are_said_before_anything_is_measured(
@@ -232,18 +237,18 @@ def test_missing_bindings_are_said_before_anything_is_measured(
 
     monkeypatch.setattr(cublasLt, "get_version", missing)
     with pytest.raises(GpuError, match=r"libcublasLt.so not found\): .*\[gpu\]"):
-        first(device, ["torch.matmul", "cublas-nn"], "f32", tmp_path)
+        contenders(device, ["torch.matmul", "cublas-nn"], "f32", tmp_path)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
     with pytest.raises(GpuError, match=r"ModuleNotFoundError: .*nvmath"):
-        first(device, ["cublaslt-heuristic-tn"], "f32", tmp_path)
-    assert first(device, ["torch.matmul"], "f32", tmp_path)
+        contenders(device, ["cublaslt-heuristic-tn"], "f32", tmp_path)
+    assert contenders(device, ["torch.matmul"], "f32", tmp_path)
 
 
 def test_an_algorithm_that_is_refused_later_is_absent(
     device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:
     """Such an algorithm may be chosen for packed matrices and called on others."""
-    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
+    (contender,) = contenders(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), no_race)
     library.refused = {0}
     with pytest.raises(Absent, match="cuBLASLt refuses its algorithm: status 15"):
@@ -263,7 +268,7 @@ def test_an_attribute_that_an_algorithm_lacks_is_left_out(
         get(algo, attr, *rest)
 
     monkeypatch.setattr(cublasLt, "matmul_algo_config_get_attribute", some)
-    (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path)
+    (contender,) = contenders(device, ["cublaslt-heuristic-nn"], "f32", tmp_path)
     contender.prepare(problem(), no_race)
     assert "tile_id=" in contender.detail
     assert "cluster" not in contender.detail
@@ -271,7 +276,7 @@ def test_an_attribute_that_an_algorithm_lacks_is_left_out(
 
 @pytest.mark.thorough
 def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> None:
-    (contender,) = first(device, ["torch.compile"], "f32", tmp_path)
+    (contender,) = contenders(device, ["torch.compile"], "f32", tmp_path)
     operands = device.operands(problem(), 1, seed=3)[0]
     contender.prepare(problem(), no_race)
     contender.bind(operands)()

@@ -40,11 +40,11 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
     trials = measured_trials(
         *({"stages": stages, "cluster": cluster} for stages in (2, 3) for cluster in ([1, 1], [2, 1], [1, 2], [2, 2]))
     )
-    spilt = trials[0].model_copy(update={"outcome": "spill", "reason": "C7511: serialised", "timings": ()})
+    spilled = trials[0].model_copy(update={"outcome": "spill", "reason": "C7511: serialised", "timings": ()})
     illegal = refusal_trial(ModelEnvironment(), PROBLEM, trials[1].record | {"stages": 99}, "stages=99: too many")
     note = Note("A title", "A text", gpus=("h200",), measured="no")
     with serving(proposes(("best1", {"raster_group": 4}))) as server:
-        (item,) = llm_proposer(server, memory=Memory((note,))).propose(question((*trials, spilt, illegal)), 5)
+        (item,) = llm_proposer(server, memory=Memory((note,))).propose(question((*trials, spilled, illegal)), 5)
     prompt_fields = document(server.requests[0])
     ranked = sorted(trials, key=lambda trial: trial.cost)
     variants = prompt_fields["variants, the fastest first"]
@@ -60,8 +60,9 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
         for name in ("stages", "cluster")
         if fields[name] != incumbent().model_dump(mode="json")[name]
     }
+    # The prompt's time of the incumbent, rounded to 0.001, is within those of its timings.
     times = sorted(timing.median_us for trial in trials if (timing := trial.timing(results.INCUMBENT)))
-    assert times[0] <= prompt_fields["incumbent's time"]["us"] + 0.001 <= times[-1] + 0.002
+    assert times[0] - 0.001 <= prompt_fields["incumbent's time"]["us"] <= times[-1] + 0.001
     assert prompt_fields["problem"]["m"] == 4096
     assert prompt_fields["problem"]["size_class"] == "large"
     assert prompt_fields["gpu"]["sms"] == 132

@@ -38,8 +38,8 @@ MUTATED: dict[str, Record] = {
 }  # fmt: skip
 BUILT_AHEAD = [*COVERED.values(), *MUTATED.values()]
 
-# Patterns of PTX in which faults are: a copy under a predicate, the test whether a row exists, bytes that a CTA
-# expects, a vector that is sent, the rank of its receiver, and an addition.
+# Patterns of the PTX that edits replace: a copy under a predicate, the test whether a row exists, an arrival with the
+# bytes that a CTA expects, the sending of a vector, the rank of its receiver, and an addition.
 GUARDED = r"(?P<guard>@p )(?P<copy>cp\.async\.cg\S+ \[(?P<to>%r\d+)\], \[(?P<from>%rd\d+)\], 16, (?P<bytes>%r\d+);)"
 ROWS = r"(?P<rows>setp\.gt\.s32 \s*%p\d+, (?P<left>%r\d+), )(?P<row>\d+);(?=\s*selp\.b32)"
 EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (?P<bar>\[%r\d+\]), (?P<bytes>%r\d+);"
@@ -47,11 +47,14 @@ SEND = r"(?P<send>st\.async\.\S+ \[%r\d+\], \{ )(?P<x>%f\d+), (?P<y>%f\d+)(?P<zw
 RANK = r"(?P<to>mov\.u32 \s*%r\d+, )(?P<rank>[01]);(?=\s*mapa)"
 ADD = r"(?P<add>add\.f32 \s*%f\d+, )(?P<a>%f\d+), (?P<b>%f\d+);"
 
-# Each edit is applied to the PTX of WHOLE, or of SUMS if given; register numbers are those ptx_of produces. The main
-# registers of WHOLE: %r19 and %r20 are n and k, %r45 and %r17 the row lengths of A and D, %r56 the thread, %r59 its row
-# of A, %r68 the k from its vector to the end, %r21 its first place in shared memory, %r91 and %r95 the bytes of its
-# vectors of the first and second k-tile; %p4 and %p1 say whether its rows of A and B exist. Of SUMS: %r19 is the rank
-# of the CTA, which is its slice, %r2 the thread, %r83 the start of shared memory.
+# Each edit is applied to the PTX of its record: WHOLE, unless it names SUMS. It names registers as the result of ptx_of
+# does. In WHOLE, these are
+# - %r19 and %r20: n and k; %r45 and %r17: the row lengths of A and D;
+# - %r56: the thread; %r59: its row of A; %r68: the k from its vector to the end;
+# - %r21: its first place in shared memory;
+# - %r91 and %r95: the bytes that it copies of its vectors of the first and second k-tile;
+# - %p4 and %p1: whether its rows of A and B exist.
+# In SUMS: %r19 is the rank of the CTA, which is its slice; %r2 the thread; %r83 the start of shared memory.
 FAULTS: dict[str, Edit] = {
     # Copies at the edge of A and B.
     "a row after the last one is copied": Edit(ROWS, r"setp.ge.s32 %p4, \g<left>, 0;"),
@@ -62,7 +65,7 @@ FAULTS: dict[str, Edit] = {
     "at most 7 of a vector's 8 k are copied": Edit(r"(min\.s32 \s*%r\d+, %r\d+, )8;", r"\g<1>7;"),
     "k of the next tile counts as that of this one": Edit(r"(add\.s32 \s*%r92, %r68, )-64;", r"\g<1>-56;"),
     "bytes of the other tile": Edit(r"(selp\.b32 \s*%r\d+, )%r95(, 0, %p4;)", r"\1%r91\2"),
-    "a copy of as many bytes as it has room": Edit(GUARDED, r"@p cp.async.cg.shared.global [\g<to>], [\g<from>], 16;"),
+    "a copy always reads all 16 bytes": Edit(GUARDED, r"@p cp.async.cg.shared.global [\g<to>], [\g<from>], 16;"),
     "rows of B count as rows of A": Edit(r"(selp\.b32 \s*%r\d+, %r91, 0, )%p1;", r"\g<1>%p4;"),
     "the second tile begins at the first": Edit(r"(add\.s64 \s*%rd14, %rd10, )128;", r"\g<1>0;"),
     "a vector goes to the next one's place": Edit(r"(add\.s32 \s*%r24, %r21, )2048;", r"\g<1>2064;"),
@@ -226,8 +229,9 @@ def test_a_harmless_change_is_certified(change: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATED)
 def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
-    """Changes are of waits, barriers, fences, predicates, accesses, products, sums, and constants of addresses,
-    swizzles and comparisons."""
+    """Changes concern waits, barriers, fences, predicates, accesses, products, sums, and the constants in addresses,
+    swizzles and comparisons. One change of each kind is made. A change that is certified must be equivalent to the
+    original, or have no finding when it is executed."""
     record = MUTATED[name]
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
@@ -236,4 +240,4 @@ def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
     assert len(certified) < len(few) / 2, "most changes are faults"
     unexplained = [x for x in certified if x.kind.startswith("constant") or not equivalence(record, x, ptx)]
     executed = list(survivors(record, artifact, compiler.launcher(), unexplained))
-    assert executed == unexplained, "what is certified has no finding in any execution"
+    assert executed == unexplained, "a certified change has a finding in an execution"

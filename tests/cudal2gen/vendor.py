@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-# cuBLAS codes of a transposed and of a plain operand, and of the types in which it accumulates.
+# cuBLAS codes of a transposed and of a plain operand (cublasOperation_t), and of the types in which it accumulates
+# (cublasComputeType_t).
 T, N = 1, 0
-COMPUTE = {64: np.float16, 68: np.float32}
+COMPUTE_16F, COMPUTE_32F = 64, 68
+COMPUTE = {COMPUTE_16F: np.float16, COMPUTE_32F: np.float32}
 
 
 def matrix(pointer: int, rows: int, cols: int, ld: int) -> Any:
@@ -36,7 +38,7 @@ def scalar(pointer: int, compute: int) -> float:
 
 def product(a: Any, b: Any, compute: int) -> Any:
     """The product; if the accumulator is fp16, it is rounded after every 8 of k."""
-    if compute == 68:
+    if compute == COMPUTE_32F:
         return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
     total = np.zeros((a.shape[0], b.shape[1]), np.float16)
     for at in range(0, a.shape[1], 8):
@@ -154,7 +156,7 @@ class Library:
             if int(index) in self.refused:
                 raise self.error(15)
             operation, of_a, of_b, of_d = (self._get(number) for number in (compute_desc, adesc, bdesc, ddesc))
-            assert operation["scale"] == (2 if operation["compute"] == 64 else 0)
+            assert operation["scale"] == (2 if operation["compute"] == COMPUTE_16F else 0)
             assert (scalar(alpha, operation["compute"]), scalar(beta, operation["compute"])) == (1.0, 0.0)
             left, right = (matrix(at, of["rows"], of["cols"], of["ld"]) for at, of in ((a, of_a), (b, of_b)))
             left = left.T if operation.get("TRANSA") == T else left

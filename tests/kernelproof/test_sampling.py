@@ -1,4 +1,4 @@
-"""Proves which CTAs of a grid are run if only a sample is asked for."""
+"""Tests which CTAs of a grid ``sampler`` chooses if only some of them are to be executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXTENTS = st.tuples(*[st.integers(1, 7)] * 3)
 @given(EXTENTS, st.integers(1, 40), st.integers(0, 3))
 def test_a_sample_has_the_corners_and_random_ctas(grid: tuple[int, int, int], count: int, seed: int) -> None:
     chosen = sampler(count, seed)(grid)
-    every = [(x, y, z) for z, y, x in product(*map(range, reversed(grid)))]  # in the order of their numbers
+    every = [(x, y, z) for z, y, x in product(*map(range, reversed(grid)))]  # in the order of linear CTA numbers
     assert chosen == sorted(set(chosen) & set(range(len(every))))
     if len(every) <= count:
         assert len(chosen) == len(every)

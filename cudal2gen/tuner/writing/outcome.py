@@ -1,4 +1,4 @@
-"""Turns the winner of a session into a record of the catalog, and into a proposal for a reviewer."""
+"""Turns the winner of a session of ``cudal2gen write`` into a record of the catalog, and a page for a reviewer."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def _row(attempt: Attempt) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """The text as a cell of a Markdown table: one line of at most 160 characters, without a bar."""
+    """The text as a cell of a Markdown table: one line of at most 160 characters, with / for each |."""
     return " ".join(text.split()).replace("|", "/")[:160]

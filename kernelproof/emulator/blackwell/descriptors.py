@@ -34,14 +34,14 @@ class ProductShape(NamedTuple):
 
 
 def is_tf32(bits: int) -> bool:
-    """Do both operands in an instruction descriptor have the type number of kind::tf32?"""
+    """Whether an instruction descriptor gives A and B the type number of kind::tf32."""
     return bits >> 7 & 7 == bits >> 10 & 7 == 2
 
 
 @lru_cache(maxsize=256)
 def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
-    """Decode an instruction descriptor for a cta_group. Returns the product (None if it cannot be executed) and the
-    fault of the descriptor in words ("" if there is none)."""
+    """Decode an instruction descriptor of kind::f16. ``group``: the cta_group, 1 or 2. Returns the decoded shape (None
+    if the product cannot be executed) and the fault of the descriptor in words ("" if there is none)."""
     # Bits 4 and 5: type of D. 7 to 9 and 10 to 12: types of A and B. 13 and 14: negate A and B. 15 and 16: A is
     # M-major, B is N-major. 17 to 22: N / 8. 24 to 28: M / 16.
     kind_a, kind_b, acc = INPUT_TYPES.get(bits >> 7 & 7), INPUT_TYPES.get(bits >> 10 & 7), SUM_TYPES.get(bits >> 4 & 3)

@@ -18,13 +18,17 @@ _DIRECTIVE = re.compile(
 )
 # A label in .debug_str, and the bytes of the string there.
 _STRING = re.compile(r"^([\w$]+):\s*\n((?:\s*\.b8[ \t][\d, \t]*\n)+)", re.M)
-# file number, line, column
+# A place in a CUDA file, as a directive spells it: file number, line, column.
 _Place = tuple[str, str, str]
 
 
 class Locations:
-    """The locations of a PTX text. ``files``: number -> path. ``chains``: place in a directive of the present function
-    -> the chain of CUDA lines that it stands for."""
+    """The locations of a PTX text, function by function.
+
+    ``files``: number -> path. ``function``: the present function. ``chains``: for the place of each of its directives
+    so far, the chain of CUDA lines that the place stands for: the line itself, then the line of the call into which it
+    was inlined, and so on.
+    """
 
     def __init__(self, text: str, files: dict[int, str]) -> None:
         self.text, self.files = text, files
@@ -33,7 +37,7 @@ class Locations:
         self._names: dict[str, str] | None = None
 
     def enter(self, function: str) -> None:
-        """Begin the directives of a PTX function."""
+        """Make a PTX function the present one, before its directives are read."""
         self.function = plain_name(function)
         self.chains = {}
 

@@ -1,8 +1,9 @@
 """Finds accesses of host code that race with work on streams, by page protection.
 
 The emulator does work as soon as it is issued, so its results are in memory earlier than on a GPU. Until the host knows
-that the work is over, host code must not touch the pages that it has written, and may only read the pages that it has
-read. A forbidden access faults and is then judged byte by byte. Accesses of host code to device memory fault as well.
+that the work is over, host code must not touch the pages that the work has written, and may only read the pages that
+the work has read. A forbidden access faults and is then judged byte by byte. Accesses of host code to device memory
+fault as well.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class HostOrder:
         self.watches.clear()
 
     def _pending(self, buffer: Buffer) -> list[BufferAccess]:
-        """The accesses to a buffer by work that the host does not know to be over, if no finding excuses them."""
+        """The accesses to a buffer by work that the host does not know to be over. Those that a finding excuses are
+        left out."""
         return [a for a in self.history.get(buffer.start, ()) if not a.excused and not a.is_over(self.host)]
 
     def _protect_for(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[BufferAccess]) -> None:

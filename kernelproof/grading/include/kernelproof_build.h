@@ -1,5 +1,5 @@
-// Sets the macros that torch's builds of extensions set. In those builds they hide the operators of half-precision types. Here the
-// operators stay, because the headers that define them are included before the macros are set.
+// Defines the macros that torch defines when it builds an extension, for sources that test them. Torch's builds lack the operators of
+// half-precision types, which these macros hide. Here a source has the operators, because their headers are included first.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

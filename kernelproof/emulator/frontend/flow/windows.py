@@ -22,7 +22,7 @@ def window_readings(instructions: Sequence[Instr]) -> list[Instr]:
     """Those instructions of a kernel that read the upper bits of a generic address."""
     used = {name for ins in instructions for name in results_and_operands(ins)[1]}
     addresses: set[str] = set()  # registers that may hold a generic address
-    known = -1  # how many of them the last round knew; rounds end when one finds no further register
+    known = -1  # how many of them were known before the last round; a round that finds no further one is the last
     while known != len(addresses):
         known = len(addresses)
         for ins in instructions:
@@ -38,7 +38,8 @@ def _makes_address(ins: Instr) -> bool:
 
 
 def _keeps_address(ins: Instr, addresses: set[str]) -> bool:
-    """Is the result an address again? A difference of two addresses is none, and neither are low bits."""
+    """Is the result a generic address, as an operand is? A difference of two addresses is none, and neither are the low
+    bits of an address."""
     is_wide = ins.parts[-1].endswith("64") or "wide" in ins.parts
     if ins.base not in _ARITHMETIC or not is_wide or isinstance(ins.operands[0], Vec):
         return False

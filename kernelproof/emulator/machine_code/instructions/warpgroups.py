@@ -1,7 +1,15 @@
 """Lowers wgmma (HGMMA of 16-bit floats and TF32, IGMMA of integers, QGMMA of FP8), and its fences and groups.
 
-Four uniform registers have the descriptors of A, if A is in shared memory, and of B. A product with ``gsb0`` ends a
-group, which has this product and those before it.
+An example is ``HGMMA.64x64x16.F32 R24, gdesc[UR8].tnspB, R24, !UPT, gsb0``. Its operands are, in this order:
+
+- the first register of the result, R24;
+- A, if it is in registers: the first of four;
+- the first of four uniform registers, which hold the descriptors of A (if it is in shared memory) and of B, with the
+  modifiers tnspA, tnspB, negA and negB;
+- the first register of the sums to which products are added. It must be that of the result; RZ is allowed if products
+  are not added;
+- a predicate: whether products are added to the sums. If it is missing, they are;
+- ``gsb0``, if the product ends a commit group, which has this product and those before it.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
-// Stands in for the header of torch of this name; see kernelproof_tensor.h.
+// Stands in for torch's header of this name; see kernelproof_tensor.h.
 #include <kernelproof_tensor.h>
