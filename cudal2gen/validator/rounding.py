@@ -20,7 +20,7 @@ from kernelproof.ground.element import F16
 from kernelproof.ground.pages import grid
 
 Array = NDArray[Any]
-Order = list[list[list[int]]]
+Order = list[list[list[int]]]  # for each slice of k, its k in groups of up to 8, in the order of summation
 
 SAMPLE = 32  # rows and columns of D that the models predict
 ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest exponent of a step

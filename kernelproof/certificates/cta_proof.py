@@ -78,7 +78,7 @@ class CtaProof:
         if entry.block != role.items or len(lanes) != (len(self.role_threads[number]) if number else 1):
             raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
         role.prove(entry)
-        self.adding += role.adding
+        self.adding += role.states_after
         assert role.invariant is not None
         found.append(role.invariant)
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)

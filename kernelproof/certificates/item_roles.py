@@ -36,7 +36,7 @@ class ItemRole(ABC):
     """Proves one role, from the state in which it reaches the loop over items, whose head is ``items``.
 
     ``role``: its name. ``group``: the number of its group. ``after``: the block at which the code after the role's
-    items begins, None if the kernel ends there. ``adding``: the states in which the role reaches ``after``.
+    items begins, None if the kernel ends there. ``states_after``: the states in which the role reaches that block.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ItemRole(ABC):
         self.pipeline = protocol.pipeline
         self.invariant: Invariant | None = None  # of an inner loop, where the role has one
         self.variable = program.emitter.variable
-        self.adding: list[RoleState] = []
+        self.states_after: list[RoleState] = []
         self.written = registers_of(program, program.loops[items])[1]
         self.instructions = 0
         self.machines: dict[object, RoleMachine] = {}
@@ -100,7 +100,7 @@ class ItemRole(ABC):
         assert after is None or isinstance(after, RoleState)
         if after is not None and after.block == self.after:
             machine.finish()
-            self.adding.append(after)
+            self.states_after.append(after)
             return None
         return after
 

@@ -22,7 +22,7 @@ from kernelproof.certificates.tensor_memory import (
 )
 from kernelproof.certificates.warpgroup_machine import Operand, WarpgroupMachine
 from kernelproof.certificates.words import polynomial
-from kernelproof.emulator.blackwell.descriptors import ProductShape, product, strides
+from kernelproof.emulator.blackwell.descriptors import ProductShape, product_shape, strides
 from kernelproof.emulator.blackwell.products import Operands
 from kernelproof.emulator.blackwell.tensor_memory import LANES
 from kernelproof.emulator.hopper.pattern import Strides
@@ -69,7 +69,7 @@ class TensorProducts(WarpgroupMachine):
         if not (track.tensor.opened and track.tensor.fenced) or track.tensor.passed:
             raise NotCertified("a product without a wait and a fence before it, or behind the item's commit")
         bits = self._one(operands.descriptor)
-        shape, fault = product(bits, operands.group)
+        shape, fault = product_shape(bits, operands.group)
         if shape is None or fault:
             raise NotCertified(f"the descriptor of an instruction: {fault}")
         self._check_shape(operands, shape)

@@ -69,7 +69,7 @@ class TensorCta(CtaProof):
         roles = self._stores(lanes) if name == CONSUMER else [self._role(name, lanes, found)]
         for role in roles:
             role.prove(entry.copied())
-            self.ended += [(lanes, self._met(state)) for state in role.adding]
+            self.ended += [(lanes, self._met(state)) for state in role.states_after]
             if role.invariant is not None:
                 found.append(role.invariant)
         steps = sum(role.instructions for role in roles)

@@ -39,7 +39,7 @@ def is_tf32(bits: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
+def product_shape(bits: int, group: int) -> tuple[ProductShape | None, str]:
     """Decode an instruction descriptor of kind::f16. ``group``: the cta_group, 1 or 2. Returns the decoded shape (None
     if the product cannot be executed) and the fault of the descriptor in words ("" if there is none)."""
     # Bits 4 and 5: type of D. 7 to 9 and 10 to 12: types of A and B. 13 and 14: negate A and B. 15 and 16: A is

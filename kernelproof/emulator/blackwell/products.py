@@ -14,7 +14,7 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.descriptors import ProductShape, is_tf32, product
+from kernelproof.emulator.blackwell.descriptors import ProductShape, is_tf32, product_shape
 from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
@@ -124,7 +124,7 @@ class TensorProducts:
         descriptor = int(operands.descriptor[lane])
         if not operands.names_kind and is_tf32(descriptor):
             raise EmulatorError("tcgen05.mma of kind::tf32 is not modelled")
-        kind, wrong = product(descriptor, operands.group)
+        kind, wrong = product_shape(descriptor, operands.group)
         if wrong:
             self.batch.report_lane(RULE, f"instruction descriptor: {wrong}", site, lane)
         if kind is None:
@@ -379,7 +379,7 @@ class TensorProducts:
         # Without clusters the columns of asynchronous work have no second entry, so they are released unchanged.
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
-            clock[clocks.together : clocks.columns] = 0
+            clock[clocks.all_lanes_offset : clocks.columns] = 0
         others = [tick for other, tick in self.uncommitted.get(lane >> 5, {}).items() if other != lane]
         # All lanes of a warp share this column, so the tick must not cover products of other lanes that are not
         # committed.

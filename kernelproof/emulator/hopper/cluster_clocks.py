@@ -25,8 +25,9 @@ class ClusterClocks(WarpClocks):
     ``table`` has shape (row, warp, column). Each column belongs to an agent that accesses memory. The columns are, in
     this order: the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that
     each mbarrier completes, and the cluster barrier, whose tick says that all CTAs have started. The last columns,
-    ``together`` after those of the warps, stand for the warps with all their lanes (see ``WarpClocks``). An entry is a
-    tick: accesses of the column's agent before that tick happen before the warp's next access. Entries never shrink.
+    ``all_lanes_offset`` after those of the warps, stand for the warps with all their lanes (see ``WarpClocks``). An
+    entry is a tick: accesses of the column's agent before that tick happen before the warp's next access. Entries never
+    shrink.
 
     Order has two degrees. Accesses of an agent before its entry are *visible*: the warp may read what they wrote. A
     second entry, ``ended`` columns further, says which accesses have *ended*: the warp may overwrite what they read.
@@ -51,8 +52,8 @@ class ClusterClocks(WarpClocks):
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
         self.started = self.barriers + MAX_BARRIERS * self.cluster
-        self.together = self.started + 1
-        self.columns = self.together + self.cluster * self.warps
+        self.all_lanes_offset = self.started + 1
+        self.columns = self.all_lanes_offset + self.cluster * self.warps
         self.ended = self.columns if self.cluster > 1 else 0
         first = self.columns + self.ended
         self.device = first if batch.launch.kernel.restricts else 0
@@ -68,7 +69,7 @@ class ClusterClocks(WarpClocks):
         self.first: Array = batch.rank * self.warps
         self.used_barriers: dict[int, int] = {}
         # The columns of the warps of the CTA of rank 0.
-        self.of_warps = np.concatenate((np.arange(self.warps), np.arange(self.warps) + self.together))
+        self.of_warps = np.concatenate((np.arange(self.warps), np.arange(self.warps) + self.all_lanes_offset))
         for row in range(batch.count):
             self.set(self.ticks[row], self.of_warps + self.first[row], batch.launch.tick)
 
@@ -139,7 +140,9 @@ class ClusterClocks(WarpClocks):
 
     def horizon(self, row: Array | int, warp: Array | int, other: Array, by_all_lanes: Array | bool = False) -> Array:
         """See ``WarpClocks.horizon``; the entries are those for visibility in global memory."""
-        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * by_all_lanes])
+        return np.asarray(
+            self.ticks[row, warp, other + self.first[row] + self.device + self.all_lanes_offset * by_all_lanes]
+        )
 
     def contents(self, row: int, warp: int) -> bytes:
         learned = (clock.tobytes() for _, clock in self.private.get((row, warp), ()))
@@ -224,18 +227,18 @@ class ClusterClocks(WarpClocks):
         columns = self.first[warps // self.warps] + warps % self.warps
         self.set(clock, columns, tick)
         are_whole = np.ones(len(warps), bool) if whole else self.releases.are_whole(lanes, warps)
-        together = columns + self.together
+        all_lanes_columns = columns + self.all_lanes_offset
         if are_whole.all():
-            self.set(clock, together, tick)
+            self.set(clock, all_lanes_columns, tick)
             return clock
         # Only some lanes of the other warps release. For all lanes of such a warp, the release covers only accesses
         # before the last instruction that the lanes executed together, at tick ``gathered``.
         are_partial = ~are_whole
-        self.set(clock, together[are_whole], tick)
+        self.set(clock, all_lanes_columns[are_whole], tick)
         self.releases.add(lanes if are_partial.all() else lanes[are_partial[np.searchsorted(warps, lanes >> 5)]], tick)
         gathered = self.releases.gathered.reshape(-1)[warps[are_partial]]
         for part in self.parts:
-            entries = together[are_partial] + part
+            entries = all_lanes_columns[are_partial] + part
             clock[entries] = np.maximum(clock[entries], gathered)
         return clock
 
@@ -301,7 +304,7 @@ class ClusterClocks(WarpClocks):
         self._join_private(synchronised)
         horizon = self.ticks[row]
         joined = horizon[warps].max(axis=0)
-        for column in (self.first[row], self.first[row] + self.together):
+        for column in (self.first[row], self.first[row] + self.all_lanes_offset):
             self.set(joined, warps + column, self.launch.tick)
         horizon[waiting] = joined if released is None else np.maximum(joined, released)
         if whole and len(waiting) == len(warps):
@@ -318,4 +321,4 @@ class ClusterClocks(WarpClocks):
         rows, warps = np.nonzero(synchronised)
         for part in self.parts:
             column = warps + self.first[rows] + part
-            self.ticks[rows, warps, column] = self.ticks[rows, warps, column + self.together] = self.launch.tick
+            self.ticks[rows, warps, column] = self.ticks[rows, warps, column + self.all_lanes_offset] = self.launch.tick

@@ -176,7 +176,7 @@ class ClusterMemory(ClusterOrder):
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
             # A lane needs no synchronisation with itself, but its own proxy fence.
             own_fence = int(limit[i, batch.thread[lane]])
-            visible_ticks = clocks.of_lane(lane)[clocks.together :][clocks.own(row)]
+            visible_ticks = clocks.of_lane(lane)[clocks.all_lanes_offset :][clocks.own(row)]
             np.minimum(limit[i], np.repeat(visible_ticks, 32)[:width], out=limit[i])
             limit[i, batch.thread[lane]] = own_fence
         ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
@@ -216,7 +216,9 @@ class ClusterMemory(ClusterOrder):
             return False
         # The least tick over all warps and all threads of the CTA is a bound that holds for every possible writer.
         width = self.batch.width
-        synchronised_ticks = clocks.ticks[rows, warps, clocks.together : clocks.together + clocks.warps].min(axis=1)
+        synchronised_ticks = clocks.ticks[
+            rows, warps, clocks.all_lanes_offset : clocks.all_lanes_offset + clocks.warps
+        ].min(axis=1)
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
         return bool((ticks < np.minimum(synchronised_ticks, fenced)).all())
 

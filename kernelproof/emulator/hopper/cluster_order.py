@@ -40,10 +40,10 @@ def _column_of_actor(warps: int, columns: int) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _joint_column_of_actor(warps: int, columns: int, together: int) -> Array:
-    """``_column_of_actor`` with one difference: a single thread has the column that stands for all lanes of its
-    warp."""
-    return np.asarray(_column_of_actor(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
+def _all_lanes_column_of_actor(warps: int, columns: int, all_lanes_offset: int) -> Array:
+    """``_column_of_actor`` with one difference: a single thread has the column that stands for all lanes of its warp,
+    which is ``all_lanes_offset`` after the warp's other column."""
+    return np.asarray(_column_of_actor(warps, columns) + all_lanes_offset * (np.arange(1 << 16) < SEVERAL))
 
 
 class ClusterOrder(SharedMemory):
@@ -65,7 +65,7 @@ class ClusterOrder(SharedMemory):
         self.cluster_clocks, self.peers = clocks, peers
         super().__init__(batch, clocks, size, granule)
         self.column_of = _column_of_actor(clocks.warps, clocks.columns)
-        self.together_of = _joint_column_of_actor(clocks.warps, clocks.columns, clocks.together)
+        self.all_lanes_column_of = _all_lanes_column_of_actor(clocks.warps, clocks.columns, clocks.all_lanes_offset)
         self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
 
     def _reader_columns(self) -> int:
@@ -101,7 +101,7 @@ class ClusterOrder(SharedMemory):
         """Per element, whether the tagged access happens before the lane's present one."""
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, _ = self._split(tags)
-        column = self._deciding_columns(actor, self.together_of[actor], hazard)
+        column = self._deciding_columns(actor, self.all_lanes_column_of[actor], hazard)
         # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. Clocks that only
         # some lanes have acquired, or released, are rare and take longer, so they are tried last.
         out: Array = actor == self.actor[lanes].astype(np.int64)

@@ -156,7 +156,7 @@ class Memory:
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
         self.freed_buffers: list[Buffer] = []
-        self.next = guard
+        self.next = guard  # the arena offset from which on the next buffer is allocated
         # Counts frees, restored buffers and writes by calls of the runtime; not what kernels and host code write.
         self.writes = 0
         # (Text of the module, name of the variable) -> its buffer.

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kernelproof.emulator.memory.chains import Clock
-from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, ordered_groups
+from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, ordered_steps
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -121,13 +121,13 @@ class DeviceFlags:
         ``write``."""
         order, tick = self.order, self.launch.tick
         acquires, read_scope, write_scope = bool(read & ORDERS), scope_of(read), scope_of(write)
-        groups = list(ordered_groups(lanes, offset, old is not None))
-        first = lanes[[elements[0] for elements in groups]]
+        steps = list(ordered_steps(lanes, offset, old is not None))
+        first = lanes[[elements[0] for elements in steps]]
         releases = bool(write & ORDERS) and self.launch.options.hazards
         covered = self.clocks.horizons_of_threads(self.batch.row_of[first], self.batch.warp[first]) if releases else ()
         rows, warps = self.batch.warps_of_lanes(first)
         places, threads = offset.tolist(), self.batch.thread[lanes].tolist()
-        for i, elements in enumerate(groups):
+        for i, elements in enumerate(steps):
             place, warp, side = places[elements[0]], warps[i], self._sides[rows[i]]
             order.read_flag(place, side, warp, read_scope, acquires)
             values = None if old is None or new is None else (old[elements[0]], new[elements[0]])

@@ -40,7 +40,8 @@ class DeviceRaces:
     ) -> Array | None:
         """A mask of the lanes (None: all) whose access races with the one that left their tag; None if none races.
         ``tags``: one per lane. ``strong``: the strength of the lanes' access. ``reads``: the tags are of
-        reads. ``origin``: that of the tags. ``reported``: lanes that are left out."""
+        reads. ``origin``: of which accesses the tags are. ``reported``: a mask of lanes that are left out, because
+        their races were reported before."""
         # The tests are in order of cost, and each leaves fewer lanes. Most granules were accessed by the lane itself
         # only, or not at all, which is tag 0. Accesses of others are mostly ordered, which clocks of warps show.
         if not tags[0]:

@@ -98,16 +98,18 @@ def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
     return {id(clock): clock for clock in clocks}.values()
 
 
-def ordered_groups(lanes: Array, offset: Array, single_lanes: bool) -> Iterable[list[int]]:
-    """The elements of an atomic in groups that happen one after the other. A group has the lanes of a warp that modify
-    one place or, with ``single_lanes``, one lane, since others may then see the values in between. ``lanes`` must
-    ascend."""
+def ordered_steps(lanes: Array, offset: Array, single_lanes: bool) -> Iterable[list[int]]:
+    """The elements of an atomic in steps that happen one after the other, as indices into ``lanes``, which must ascend.
+
+    A step has the lanes of a warp that modify one place. With ``single_lanes`` it has one lane, because others may then
+    see the values in between. ``offset``: the place that each lane modifies.
+    """
     if single_lanes:
         return [[i] for i in range(len(lanes))]
-    groups: dict[tuple[int, int], list[int]] = {}
+    steps: dict[tuple[int, int], list[int]] = {}
     for i, key in enumerate(zip((lanes >> 5).tolist(), offset.tolist(), strict=True)):
-        groups.setdefault(key, []).append(i)
-    return groups.values()
+        steps.setdefault(key, []).append(i)
+    return steps.values()
 
 
 class SequentialFence(NamedTuple, Generic[Clock]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, clocks_up_to, ordered_groups
+from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, clocks_up_to, ordered_steps
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -121,7 +121,7 @@ class SharedFlags:
         ``_publish``."""
         if not self.hazards:
             return
-        for elements in ordered_groups(lanes, offset, old is not None):
+        for elements in ordered_steps(lanes, offset, old is not None):
             lane, place = int(lanes[elements[0]]), offset[elements[:1]]
             history = self.flags.places.get(int(place[0]))
             if history is not None:

@@ -26,16 +26,16 @@ class WarpClocks:
     ``base[row]`` is the tick of the CTA's last barrier of all threads: all accesses before it happen before every
     warp's next access. As long as there are only such barriers, ``base`` is the complete clock. ``table`` (row, warp,
     column) is made when some warps learn more than others. It has two columns for each warp: the column of the warp's
-    number is for accesses that some of its lanes have released, and the one ``together`` further is for accesses that
-    all have. Invariants: base[row] <= table[row], no entry ever shrinks, and the entry for all lanes is never the
-    larger one.
+    number is for accesses that some of its lanes have released, and the one ``all_lanes_offset`` further is for
+    accesses that all have. Invariants: base[row] <= table[row], no entry ever shrinks, and the entry for all lanes is
+    never the larger one.
     """
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.releases, self.lane_syncs = LaneReleases(batch), LaneSyncs(batch)
         # The distance from a warp's column for some lanes to its column for all lanes together.
-        self.together = batch.warps_per_cta
+        self.all_lanes_offset = batch.warps_per_cta
         # Where the parts of a clock begin. Each has all columns; subclasses have several.
         self.parts: tuple[int, ...] = (0,)
         self.base: Array = np.zeros(batch.count, np.int64)
@@ -55,7 +55,7 @@ class WarpClocks:
         of CTA ``row``), if their lanes have released them; with ``by_all_lanes``, in any case."""
         if self.table is None:
             return np.asarray(self.base[row])
-        return np.asarray(self.table[row, warp, other + self.together * by_all_lanes])
+        return np.asarray(self.table[row, warp, other + self.all_lanes_offset * by_all_lanes])
 
     def covers(self, lanes: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
         """Per element: does the access of a thread of the same CTA at a tick happen before a lane's next access?
@@ -148,7 +148,7 @@ class WarpClocks:
         column = self.column(row, warp)
         self.set(clock, column, tick)
         if lanes is None or self.releases.are_whole(lanes, np.array([row * self.batch.warps_per_cta + warp]))[0]:
-            self.set(clock, column + self.together, tick)
+            self.set(clock, column + self.all_lanes_offset, tick)
             return
         self.releases.add(lanes, tick)
         gathered = max(
@@ -156,7 +156,7 @@ class WarpClocks:
             int(self.lane_syncs.last[row * self.batch.warps_per_cta + warp]),
         )
         for part in self.parts:
-            entry = column + self.together + part
+            entry = column + self.all_lanes_offset + part
             clock[entry] = max(int(clock[entry]), gathered)
 
     def meet_all(self) -> None:
@@ -177,7 +177,7 @@ class WarpClocks:
             return
         horizon = self.rows()[row]
         joined = horizon[warps].max(axis=0)
-        joined[warps] = joined[warps + self.together] = tick
+        joined[warps] = joined[warps + self.all_lanes_offset] = tick
         horizon[waiting] = joined if released is None else np.maximum(joined, released)
 
     def warp_sync(self, m: Mask, members: Scalar = 0xFFFFFFFF) -> None:
@@ -196,7 +196,7 @@ class WarpClocks:
                 synchronised = synchronised & ~partial.reshape(synchronised.shape)
         table = self.rows()
         row, warp = np.nonzero(synchronised)
-        table[row, warp, warp] = table[row, warp, warp + self.together] = self.launch.tick
+        table[row, warp, warp] = table[row, warp, warp + self.all_lanes_offset] = self.launch.tick
 
     def warps_in(self, m: Mask) -> Array:
         """Per (row, warp): does the mask include a lane of the warp?"""

@@ -37,8 +37,8 @@ ALL_WORK_SHARE = 0.9
 LEAST_DATA = 64  # elements of an input with which host code may not compute; fewer may be sizes or factors
 # The error of an output may always be this many times that of the reference in its own type.
 MOST_REFERENCE_ERRORS = 4.0
-# How many constants of kernels are planted in inputs, and their largest magnitude. A kernel may be right only for
-# smaller values.
+# How many constants of kernels are planted in inputs, and their largest magnitude: a right kernel may fail for values
+# that are larger than those of the benchmark's inputs.
 MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
 MOST_PLANTED_DRAWS = 24  # of one case
 

@@ -55,7 +55,7 @@ def test_every_agent_of_a_cluster_has_a_column_of_its_own(kind: type[ClusterCloc
             columns: list[int] = [clocks.started]
             for row in range(first, first + size):
                 for warp in range(warps):
-                    columns += [clocks.column(row, warp), clocks.column(row, warp) + clocks.together]
+                    columns += [clocks.column(row, warp), clocks.column(row, warp) + clocks.all_lanes_offset]
                     columns.append(clocks.bulk_column(row, warp))
                     if isinstance(clocks, TensorClocks):
                         columns += [clocks.product_column(row, warp), clocks.access_column(row, warp)]

@@ -104,7 +104,7 @@ def _make_shape(ins: Instr) -> Shape | None:
 
 
 def _destination(ins: Instr) -> Iterator[Operand]:
-    """The operand of mma.sync whose registers may be incomplete: D."""
+    """The operand of mma.sync whose registers may stand for sums that are not computed yet: D."""
     yield ins.operands[0]
 
 
@@ -168,7 +168,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         raise e.fail("wrong number of registers")
 
     def register_text(op: Operand) -> str:
-        """The text of a register. It does not force an accumulator to be computed, if that is still to be done."""
+        """The text of a register. An accumulator that is not computed yet stays so."""
         return e.variable(op.name) if isinstance(op, Reg) and op.name in e.lazy else e.array(op, "u4")
 
     left, right, addend = (tuple(map(register_text, v.items)) for v in (a, b, c))

@@ -25,7 +25,7 @@ def replace(e: Emitter, ins: Instr) -> None:
     field = next((part for part in ins.parts if part in FIELDS), "")
     shared = any(part.startswith("shared") for part in ins.parts)
     if not field or not (shared or "global" in ins.parts):
-        raise e.fail("fields of tensor maps in shared or global memory are modelled")
+        raise e.fail("only fields of tensor maps in shared or global memory are modelled")
     address = e.shared(ins.operands[0], "shared:cta") if shared else e.address(ins.operands[0], "global")
     value = e.array(ins.operands[-1], "u8" if "b64" in ins.parts else "u4")
     ordinal = e.literal(ins.operands[1]) if len(ins.operands) > 2 else 0
@@ -45,7 +45,7 @@ def publish(e: Emitter, ins: Instr) -> None:
 def _check_size(e: Emitter, size: Operand) -> None:
     """Raise UnknownInstruction if the operand is not the size of a tensor map."""
     if e.literal(size) != MAP_BYTES:
-        raise e.fail(f"{MAP_BYTES} bytes are modelled")
+        raise e.fail(f"only {MAP_BYTES} bytes are modelled")
 
 
 @instruction("fence.proxy.tensormap:generic", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap, narrow))

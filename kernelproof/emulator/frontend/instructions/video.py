@@ -1,4 +1,7 @@
-"""Translates SIMD video instructions, and integer arithmetic on pairs of half-words, to Python text."""
+"""Translates SIMD video instructions, and integer arithmetic on pairs of half-words, to Python text.
+
+In this text, ``A`` is the package ``arithmetic``.
+"""
 
 from __future__ import annotations
 
