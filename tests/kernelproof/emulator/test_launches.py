@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.emulator.host.cuda import INVALID_CONFIGURATION, INVALID_VALUE
+from kernelproof.emulator.state.launch_state import Geometry, LaunchState
+from kernelproof.emulator.state.scopes import Scope
 from tests.kernelproof.emulator.kernel_cases import (
     DEVICE,
     SHARED,
@@ -148,3 +151,24 @@ def test_sizes_of_shared_memory_are_those_of_the_launch(static: int, dynamic: in
         "k", 1, 32, [out], memory=memory, shared_bytes=dynamic, options=emulator.Options(environment=environment)
     )
     assert out.download().tolist() == [-(-(static + dynamic) // 128) * 128, dynamic]
+
+
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 2), (4, 3, 1), (2, 3, 2)])
+def test_ctas_are_numbered_along_x_then_y_then_z_and_clusters_are_boxes(cluster: tuple[int, int, int]) -> None:
+    grid = 4, 6, 4
+    launch = object.__new__(LaunchState)
+    launch.geometry = Geometry(grid, (8, 2, 3), cluster=cluster)
+    assert (launch.geometry.ctas, launch.geometry.threads) == (4 * 6 * 4, 8 * 2 * 3)
+    places = [(x, y, z) for z, y, x in product(*map(range, reversed(grid)))]
+    assert [launch.cta_index(cta) for cta in range(len(places))] == places
+    boxes: dict[tuple[int, ...], list[int]] = {}
+    for cta, place in enumerate(places):
+        boxes.setdefault(tuple(i // extent for i, extent in zip(place, cluster, strict=True)), []).append(cta)
+    assert {len(members) for members in boxes.values()} == {launch.geometry.cluster_size}
+    for members in boxes.values():
+        assert {launch.cluster_of(cta) for cta in members} == {members[0]}
+        assert launch.scope_of_both(members[0], members[0]) == Scope.CTA
+        for cta in range(len(places)):
+            if cta != members[0]:
+                wanted = Scope.CLUSTER if cta in members else Scope.GPU
+                assert launch.scope_of_both(members[0], cta) == launch.scope_of_both(cta, members[0]) == wanted

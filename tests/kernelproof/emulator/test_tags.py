@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelproof.emulator.hopper.cluster_order import ClusterOrder
+from kernelproof.emulator.memory.recorded import SEVERAL_LANES, RecordedSites
 from kernelproof.emulator.memory.shared_tags import SharedTags, any_granule, put_in_granules
 from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
 from kernelproof.emulator.state.arrays import groups_are_equal
@@ -119,3 +120,39 @@ def test_elements_of_several_granules(granules: int, kind: type[np.generic]) -> 
     assert granules == 1 or not groups_are_equal(np.repeat(np.arange(16), granules // 2), granules)
     few = draw.random(shape) < 0.2
     assert (any_granule(few) == few.reshape(40, -1).any(axis=1)).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_recorded_sites_are_those_of_the_whole_history(seed: int) -> None:
+    """The last read of a granule by a column of readers other than by one lane of it, and the last write."""
+    generator = np.random.default_rng(seed)
+    granules, columns, lanes = 16, 3, 4
+    recorded = RecordedSites(granules, columns)
+    reads: dict[tuple[int, int], list[tuple[int, int]]] = {
+        (granule, column): [(SEVERAL_LANES, -1)] for granule in range(granules) for column in range(columns)
+    }
+    written = [-1] * granules
+    for site in range(40):
+        per = int(generator.choice((1, 2, 4)))
+        elements = generator.integers(0, granules // per, lanes)
+        if (kind := generator.integers(4)) == 0:
+            recorded.record_write(elements, per, site)
+            for element in elements:
+                written[element * per : element * per + per] = [site] * per
+            continue
+        column = int(generator.integers(columns)) if kind == 1 else generator.integers(0, columns, lanes)
+        lane = None if kind == 2 else generator.permutation(lanes)
+        recorded.record_read(elements, per, column, site, lane)
+        readers: dict[tuple[int, int], set[int]] = {}
+        for i, (element, of) in enumerate(zip(elements, np.broadcast_to(column, lanes), strict=True)):
+            for granule in range(element * per, element * per + per):
+                readers.setdefault((granule, int(of)), set()).add(SEVERAL_LANES if lane is None else int(lane[i]))
+        for place, several in readers.items():
+            reads[place].append((several.pop() if len(several) == 1 else SEVERAL_LANES, site))
+    assert recorded.writer.tolist() == written
+    places = np.array([(*place, own, lane) for place in reads for own in range(columns) for lane in range(lanes)])
+    expected = [
+        next(site for reader, site in reversed(reads[granule, column]) if (column, reader) != (own, lane))
+        for granule, column, own, lane in places.tolist()
+    ]
+    assert recorded.last_reads(*places.T).tolist() == expected
