@@ -24,7 +24,7 @@ class ClusterMachine(PartMachine):
         """barrier.cluster.arrive. The fence before it publishes the mbarriers, so the arrival need not release."""
         self._together(m)
         if self.role != SETUP or not self.track.fenced or self.track.announced:
-            raise NotCertified("a CTA arrives at its cluster's barrier twice, or without a fence behind its mbarriers")
+            raise NotCertified("a CTA arrives at its cluster's barrier twice, or without a fence after its mbarriers")
         self.track.announced = True
 
     def await_cluster(self, m: Mask, *_: int) -> None:

@@ -24,7 +24,7 @@ from kernelproof.ground.chips import WARP
 
 class CtaProof:
     """Proves the roles of one CTA. ``size``: its bytes of shared memory. ``stated``: the invariants that a certificate
-    has; others are guessed if ``guesses`` allows that."""
+    states, in the order of the roles. ``guesses``: whether the invariants of other roles are guessed."""
 
     def __init__(
         self, program: Program, kinds: Kinds, stated: list[Invariant], guesses: bool, contract: Contract,
@@ -36,7 +36,7 @@ class CtaProof:
         threads, groups = np.arange(contract.lanes), pipeline.groups
         # The threads of the producer, then those of each group of consumers.
         self.role_threads = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
-        self.adding: list[RoleState] = []  # the states in which its consumers begin to add partial sums
+        self.adding_states: list[RoleState] = []  # those in which its consumers begin to add partial sums
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
     def begin(self, barrier: int) -> Case:
@@ -78,7 +78,7 @@ class CtaProof:
         if entry.block != role.items or len(lanes) != (len(self.role_threads[number]) if number else 1):
             raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
         role.prove(entry)
-        self.adding += role.states_after
+        self.adding_states += role.states_after
         assert role.invariant is not None
         found.append(role.invariant)
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
@@ -103,8 +103,8 @@ class CtaProof:
         return {loops_of(self.program, role, not self.pipeline.adds)[0] for role in (PRODUCER, CONSUMER)}
 
     def _entries(self, state: RoleState, threads: Lanes) -> list[tuple[Lanes, RoleState]]:
-        """The states in which threads reach one of ``stops``, each with those threads. Threads that end before are left
-        out."""
+        """The states in which threads reach one of ``stops``, each after the numbers of those threads. Threads that end
+        before are left out. ``state``: that in which all ``threads`` begin."""
         stops = self.stops
         todo, out = [(threads, state)], []
         while todo:

@@ -51,6 +51,8 @@ class EdgeMachine(Machine):
                 raise NotCertified(f"a copy of {matrix.name}({row}, {col}) may begin {what}")
         number, (rows, cols) = size // matrix.width, matrix.extents
         below, left = rows - 1 - row, cols - col  # further rows; elements from here to the end of the row
+        # Conditions, each with the bytes that a copy must read there: the whole vector within a row; nothing below the
+        # last row or after a row's end; a part across a row's end.
         cases = [
             (at_least(self.facts, below, left - number), Polynomial.of(size)),
             (at_least(self.facts, -below - 1), ZERO),
@@ -73,7 +75,7 @@ class EdgeMachine(Machine):
         )  # fmt: skip
 
     def _is(self, value: Any, expected: Polynomial, lanes: Lanes) -> bool:
-        """Whether a number is surely the expected one in those lanes for which ``lanes`` is true."""
+        """Whether a number is known to be the expected one in those lanes for which the mask ``lanes`` is true."""
         if not lanes.any():
             return True
         if isinstance(value, Chosen):

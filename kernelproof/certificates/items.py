@@ -47,10 +47,10 @@ class ItemLoop:
 
     def __init__(self, program: Program, items: Items, inner: Iterable[int], kinds: Kinds) -> None:
         self.program, self.items, self.kinds = program, items, kinds
-        around = [head for head, body in program.loops.items() if body.issuperset(inner) and body != set(inner)]
-        if len(around) != 1:
-            raise NotCertified("no loop over the items of a CTA is around its products")
-        (self.head,) = around
+        outer = [head for head, body in program.loops.items() if body.issuperset(inner) and body != set(inner)]
+        if len(outer) != 1:
+            raise NotCertified("no loop over the items of a CTA contains its products")
+        (self.head,) = outer
         written = {
             name
             for block in program.loops[self.head]

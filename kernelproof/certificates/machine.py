@@ -121,7 +121,7 @@ class Machine(GlobalPlaces):
         if node.end == "exit":
             return node.end
         self._execute(block, registers)
-        self.steps += len(piece.lines)
+        self.steps += len(piece.sources)
         if self.steps > MOST_STEPS:
             raise NotCertified(f"no end within {MOST_STEPS} instructions")
         if node.end == "switch":
@@ -193,7 +193,7 @@ class Machine(GlobalPlaces):
                 if trace.tb_frame.f_code is piece.code:
                     line = trace.tb_lineno
                 trace = trace.tb_next
-            ins = piece.lines[line - 1]
+            ins = piece.sources[line - 1]
             where = place_of(ins)
             if isinstance(error, NotCertified):
                 error.where = error.where or where
@@ -334,15 +334,15 @@ class Machine(GlobalPlaces):
             raise NotCertified("D gets the sum of another element")
         self.written.append((place.rows, place.cols))
 
-    def whole_sum(self, value: Cells, to: str, width: int, tile: Tile) -> Kind:
-        """The kind of elements that are stored ``to`` where elements have a ``width`` in bytes. Raises NotCertified
-        unless they are complete sums of the CTA's tile."""
+    def whole_sum(self, value: Cells, destination: str, width: int, tile: Tile) -> Kind:
+        """The kind of the elements of ``value``, which are stored to ``destination`` (a name for messages). Raises
+        NotCertified unless they are complete sums of the CTA's tile, each of ``width`` bytes."""
         kind = self.kinds[value.one_kind]
         if kind is None or kind.summed is None or value.width != width:
-            raise NotCertified(f"what is stored to {to} is not a sum of products of its type")
+            raise NotCertified(f"what is stored to {destination} is not a sum of products of its type")
         end = self.contract.sum_end
         if kind.summed.beyond or not kind.summed.done.equals(end):
-            raise NotCertified(f"{to} gets the sum up to k = {kind.summed.done}, not to {end}")
+            raise NotCertified(f"{destination} gets the sum up to k = {kind.summed.done}, not to {end}")
         # Kinds have the varying parts of row and col only. Callers check the constants, which are elements' offsets.
         if not (kind.row.equals(tile.row.varying) and kind.col.equals(tile.col.varying)):
             raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")

@@ -97,7 +97,7 @@ class PartLoop:
 
         def reached(block: int | None, after: Registers) -> None:
             if block != (head if again else self.exit):
-                raise NotCertified("the loop over parts does not end behind the last part")
+                raise NotCertified("the loop over parts does not end after the last part")
             found.append(after)
 
         del self.machine.proven_loops[head]

@@ -59,10 +59,10 @@ class PipelineProof:
         for cta in ctas:
             cta.check()
         if self.pipeline.adds:
-            adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding) for cta in ctas]
+            adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding_states) for cta in ctas]
             yield from ClusterSumProof(self.program, self.kinds, adding).cases()
         if self.pipeline.adders is not None:
-            stores = any((state.track.stores.read != 0).any() for cta in ctas for state in cta.adding)
+            stores = any((state.track.stores.read != 0).any() for cta in ctas for state in cta.adding_states)
             protocols = [cta.protocol for cta in ctas]
             yield from SumProof(self.program, self.pipeline, protocols, self.kinds, stores).cases()
 

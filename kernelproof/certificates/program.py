@@ -27,12 +27,13 @@ from kernelproof.ground.errors import WrongInput, brief, printable
 
 @dataclass
 class Piece:
-    """A block's code. ``text``: its lines. ``lines``: the instruction from which each of them comes. ``condition``: the
-    variable by which the block branches at its end, if it does. ``negated``: it branches where that is false."""
+    """A block's code. ``text``: its lines. ``sources``: for each line the instruction from which it comes.
+    ``condition``: the variable by which the block branches at its end; None if it does not branch. ``negated``: it
+    branches where that variable is false."""
 
     code: CodeType
     text: tuple[str, ...]
-    lines: list[Instr]
+    sources: list[Instr]
     condition: str | None
     negated: bool
 
@@ -89,7 +90,7 @@ class Program:
         """Translate a block."""
         e = self.emitter
         e.lines = []
-        lines: list[Instr] = []
+        sources: list[Instr] = []
         for ins in block.all():
             e.current, e.guard, e.indent = ins, None, ""
             form = facts(ins)
@@ -100,10 +101,10 @@ class Program:
             form.emit(e, ins)
             if ins is block.last and block.end == "wait":
                 e.line(e.waiting)
-            lines += [ins] * (len(e.lines) - len(lines))
+            sources += [ins] * (len(e.lines) - len(sources))
         condition = e.variable(block.cond.name) if block.cond is not None else None
         code = compile("\n".join(e.lines), f"<block {block.index}>", "exec")
-        return Piece(code, tuple(e.lines), lines, condition, bool(block.cond and block.cond.negated))
+        return Piece(code, tuple(e.lines), sources, condition, bool(block.cond and block.cond.negated))
 
     def live(self, block: int) -> list[str]:
         """The registers that are live at the start of a block, in ascending order."""

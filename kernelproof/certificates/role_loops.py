@@ -107,7 +107,7 @@ def block_after_products(program: Program) -> int:
         if not any(multiplies(ins) for block in reachable(program.blocks, [at]) for ins in program.blocks[block].all()):
             return at
         at = program.joins[at]
-    raise NotCertified("a kernel without a block behind all of its products")
+    raise NotCertified("a kernel without a block after all of its products")
 
 
 def spins(program: Program, head: int) -> bool:

@@ -193,7 +193,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             raise NotCertified("a barrier of the CTA where its threads have roles")
         super().sync(number, count, m)
         if not self.track.fenced:
-            raise NotCertified("mbarriers are used without a fence behind their initialisation")
+            raise NotCertified("mbarriers are used without a fence after their initialisation")
 
     def grid_wait(self, m: Mask) -> None:
         """griddepcontrol.wait: the kernel that was launched before this one has ended."""
@@ -216,7 +216,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
 
     def registers_at_entry(self) -> int:
         """How many registers a thread has before setmaxnreg."""
-        texts = (ins.text for piece in self.program.pieces for ins in piece.lines)
+        texts = (ins.text for piece in self.program.pieces for ins in piece.sources)
         device = device_for(self.program.target)
         threads = self.pipeline.entry.lanes
         return entry_registers(self.program.function.attributes, threads, device.registers_per_sm, texts)
@@ -341,7 +341,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         track, groups, returns = self.track, len(self.pipeline.groups), self.pipeline.returns
         assert track.held is not None
         if track.unmet:
-            raise NotCertified("a warp arrives at an mbarrier before its lanes have met behind their reads")
+            raise NotCertified("a warp arrives at an mbarrier before its lanes have met after their reads")
         warps = frozenset(warp for warp, _ in arrivals)
         if at in self.protocol.empty.values():
             stage = next(iter(track.held), None)

@@ -22,7 +22,8 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Sieve:
-    """Some polynomials, with the same coefficients in all lanes. ``bounds``: of a product of names."""
+    """Some polynomials, with the same coefficients in all lanes. ``bounds``: the function that returns the least and
+    the largest value of a product of names."""
 
     def __init__(self, rows: Sequence[Polynomial], bounds: BoundsOf) -> None:
         self.bounds = bounds
@@ -36,7 +37,8 @@ class Sieve:
                 self.rows[i, self.index[monomial]] = coefficient
 
     def with_sums(self) -> Sieve:
-        """These polynomials, and the sums of two each: of number ``first`` and of ``second``, with first <= second."""
+        """A sieve of these polynomials and of all sums of two of them. The arrays ``first`` and ``second`` of this
+        sieve then have the numbers of the two polynomials of each sum, with first <= second."""
         out = Sieve((), self.bounds)
         out.index, out.least, out.most = self.index, self.least, self.most
         self.first, self.second = np.triu_indices(len(self.rows))
@@ -59,7 +61,7 @@ class Sieve:
             rest, scale = rest + part, scale + abs(part)
         # A difference is least if names with positive coefficients are least, and the others largest.
         gaps = mine - self.rows
-        above, under = np.maximum(gaps, 0) @ self.least, np.minimum(gaps, 0) @ self.most
-        low = above + under + rest
-        found = low >= -ABSOLUTE - RELATIVE * (above - under + scale)
+        positive, negative = np.maximum(gaps, 0) @ self.least, np.minimum(gaps, 0) @ self.most
+        low = positive + negative + rest
+        found = low >= -ABSOLUTE - RELATIVE * (positive - negative + scale)
         return [int(x) for x in np.flatnonzero(found)]

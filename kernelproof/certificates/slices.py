@@ -226,7 +226,7 @@ class Workspace:
         NotCertified unless it is the CTA's tile, all is stored, and the CTA was not counted before."""
         slices = self._own_slice()
         if self.contents.stage != Stage.MET:
-            raise NotCertified("a CTA is counted before a fence and a barrier behind its partial sums, or twice")
+            raise NotCertified("a CTA is counted before a fence and a barrier after its partial sums, or twice")
         if not counter.equals(slices.tile):
             raise NotCertified(f"a CTA is counted for tile {counter}, which is not its own")
         self.contents.stage = Stage.COUNTED

@@ -124,7 +124,7 @@ class SumProof:
         self.vectors = [x for x in within if not any(x in program.loops[other] for other in within if other != x)]
         several = not isinstance(self.parts.count, int)
         if not self.vectors or (len(self.vectors) > 1 and not several) or self.tiles in program.loops[self.items]:
-            raise NotCertified("the vectors of a tile that are not added in one loop behind all items")
+            raise NotCertified("the vectors of a tile that are not added in one loop after all items")
         # The registers to which an iteration over vectors adds a number. Where they count vectors is checked.
         self.stepped = {
             self.variable(name)
@@ -360,10 +360,10 @@ class SumProof:
             for name in counting:
                 value = registers.get(name)
                 if not is_number(value) or not poly_of(value).equals(at):
-                    raise NotCertified("the vector behind those of a tile is not the next one of the share")
+                    raise NotCertified("the vector after those of a tile is not the next one of the share")
             gap = end - 1 - at
             if not facts.holds(-gap - 1 if block != self.tiles else gap):
-                raise NotCertified("a share does not end behind its last vector")
+                raise NotCertified("a share does not end after its last vector")
             self._check_end(machine, block)
 
         machine.proven_loops = {self.spin: machine.wait_for_parts}
@@ -452,7 +452,7 @@ class SumProof:
         machine.agreed.append(frozenset(stored))
         left = share.end - 1 - share.vector - step
         if not machine.facts.holds(left if again else -left - 1):
-            raise NotCertified("the loop over vectors does not end behind the last one")
+            raise NotCertified("the loop over vectors does not end after the last one")
 
     @staticmethod
     def _are_stored(vector: Polynomial, stored: Set[Key]) -> bool:

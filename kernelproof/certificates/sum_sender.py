@@ -72,7 +72,7 @@ class SumSender(SumPeer, ClusterMachine):
             self._note_sent()
             track.sums = replace(track.sums, waited=Waited.ARRIVED)
         else:
-            raise NotCertified("a wait behind that for the sums of the cluster")
+            raise NotCertified("a second wait for the sums of the cluster")
         return 0
 
     def _note_sent(self) -> None:

@@ -39,5 +39,5 @@ def meeting_of(program: Program) -> int:
     while at is not None and heads & (reachable(program.blocks, [at]) | {at}):
         at = program.joins[at]
     if at is None:
-        raise NotCertified("threads of different roles do not meet behind their items")
+        raise NotCertified("threads of different roles do not meet after their items")
     return at

@@ -73,7 +73,7 @@ class TensorMachine(TensorProducts):
         """tcgen05.alloc, by one warp before the CTA's barrier."""
         lanes = self._one_warp(m)
         if self.role != SETUP or cta_group != self.plan.cta_group:
-            raise NotCertified("tensor memory is allocated behind the CTA's barrier, or for another cta_group")
+            raise NotCertified("tensor memory is allocated after the CTA's barrier, or for another cta_group")
         word = self.shared_places(address, WORD, lanes[:1], site)[0]
         self.protocol.claim(word, COLUMNS_OWNER, fresh=True)
         self.protocol.tensor.allocate(self._one(columns, lanes), int(self.threads[lanes[0]]) // WARP, word)
@@ -105,7 +105,7 @@ class TensorMachine(TensorProducts):
         """tcgen05.dealloc, by the warp that has allocated, after all barriers and a tcgen05.fence."""
         tensor, lanes = self.protocol.tensor, self._one_warp(m)
         if self.role != ENDING or self.met != self.meetings or not self.track.tensor.fenced:
-            raise NotCertified("tensor memory is freed before a barrier and a fence behind its last use")
+            raise NotCertified("tensor memory is freed before a barrier and a fence after its last use")
         mine = int(self.threads[lanes[0]]) // WARP == tensor.warp and cta_group == self.plan.cta_group
         if not mine or self._one(columns, lanes) != tensor.count or self._addresses(address).any() or tensor.freed:
             raise NotCertified("other columns than those that the warp has allocated are freed, or twice")
@@ -174,7 +174,7 @@ class TensorMachine(TensorProducts):
             self._together(m)
             self._members(members)
             if self.met:
-                raise NotCertified("the lanes of a warp meet behind a barrier of the CTA")
+                raise NotCertified("the lanes of a warp meet after a barrier of the CTA")
             self.joined = True
             return
         super().sync_warp(members, m)
@@ -191,7 +191,7 @@ class TensorMachine(TensorProducts):
         if self.role == ENDING:
             self._together(m)
             if self._number(number).any() or np.any(self._number(count)):
-                raise NotCertified("behind their items, threads meet at a barrier that is not the CTA's")
+                raise NotCertified("after their items, threads meet at a barrier that is not the CTA's")
             self._passed("cta")
             return
         super().sync(number, count, m)
@@ -223,7 +223,7 @@ class TensorMachine(TensorProducts):
         self.met = (*self.met, barrier)
         self.track.tensor = replace(self.track.tensor, fenced=False)
         if not self.joined or self.met != self.meetings[: len(self.met)]:
-            raise NotCertified("behind their items, threads do not pass the barriers of the CTA and of its cluster")
+            raise NotCertified("after their items, threads do not pass the barriers of the CTA and of its cluster")
 
     def fence_before(self, m: Mask) -> None:
         """tcgen05.fence::before_thread_sync: loads that have been waited for are ordered before what follows."""

@@ -67,7 +67,7 @@ class TensorProducts(WarpgroupMachine):
         self._check_issuer(operands.group, m)
         tensor, track = self.protocol.tensor, self.track
         if not (track.tensor.opened and track.tensor.fenced) or track.tensor.passed:
-            raise NotCertified("a product without a wait and a fence before it, or behind the item's commit")
+            raise NotCertified("a product without a wait and a fence before it, or one after the item's commit")
         bits = self._one(operands.descriptor)
         shape, fault = product_shape(bits, operands.group)
         if shape is None or fault:

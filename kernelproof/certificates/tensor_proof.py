@@ -1,5 +1,7 @@
-"""Proves one CTA whose accumulators are in tensor memory: each of its roles, and the barrier where all of its threads
-meet after their last items."""
+"""Proves one CTA whose accumulators are in tensor memory: each of its roles, and the CTA's end.
+
+At the end, all of its threads meet at a barrier after their last items.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ class TensorCta(CtaProof):
     """Proves the roles of a CTA whose accumulators are in tensor memory.
 
     Role 0 is the producer, 1 the multiplier (if the CTA multiplies), 2 the group that stores. 3 stands for all threads
-    after their items. ``ended``: the threads that have reached the block where all threads meet, with their states
-    there.
+    after their items. ``heads``: role -> the head of its loop over items. ``meeting``: the block where all threads
+    meet. ``reached``: role -> the threads that have reached its head, with their state there. ``ended``: the same for
+    the block ``meeting``.
     """
 
     ended: list[tuple[Lanes, RoleState]]
@@ -82,7 +85,7 @@ class TensorCta(CtaProof):
         )  # fmt: skip
 
     def _stores(self, lanes: Lanes) -> list[ItemRole]:
-        """The group that stores, for each case that it tells apart."""
+        """The group that stores: a role for each contract that the pipeline has for it."""
         items = self.heads[CONSUMER]
         after = after_items(self.program, items) if self.pipeline.parts else self.meeting
         return [
@@ -96,7 +99,7 @@ class TensorCta(CtaProof):
         if state.block != self.meeting:
             between = reachable(self.program.blocks, [state.block], self.meeting)
             if set(self.program.live(self.meeting)) & registers_of(self.program, between)[1]:
-                raise NotCertified("registers that are read where all threads meet are written behind items")
+                raise NotCertified("registers that are read where all threads meet are written after items")
             state = state.copied()
             state.block = self.meeting
         return state
@@ -109,7 +112,7 @@ class TensorCta(CtaProof):
                 self.program, self.contract, self.kinds, self.protocol, lanes, ENDING
             )  # fmt: skip
             if machine.run(state) is not None:
-                raise NotCertified("threads do not end behind their items")
+                raise NotCertified("threads do not end after their items")
             steps += machine.steps
             threads.update(lanes.tolist())
         if threads != set(range(self.contract.lanes)):

@@ -79,8 +79,8 @@ FAULTS: dict[str, Edit] = {
     "accumulators are not handed back": Edit(r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;", "", 0, PLAIN),
     "an mbarrier of accumulators expects five arrivals": Edit(r"(mov\.b32 \s*%r\d+, )4;", r"\g<1>5;", 0, PLAIN),
     # Fences.
-    "no fence behind the wait for a k-tile": Edit(AFTER, "", 1, PLAIN),
-    "no fence behind the wait for sums": Edit(AFTER, "", 2, PLAIN),
+    "no fence after the wait for a k-tile": Edit(AFTER, "", 1, PLAIN),
+    "no fence after the wait for sums": Edit(AFTER, "", 2, PLAIN),
     "no fence before columns are freed": Edit(AFTER, "", 3, PLAIN),
     "no fence before accumulators are handed back": Edit(r"tcgen05\.fence::before_thread_sync;", "", 0, PLAIN),
     # Products and their descriptors.
@@ -149,14 +149,14 @@ SLICE_FAULTS: dict[str, Edit] = {
     ),
 }  # fmt: skip
 HARMLESS: dict[str, tuple[Edit, str]] = {
-    "no fence behind the wait for accumulators": (
+    "no fence after the wait for accumulators": (
         Edit(AFTER, "", 0, PLAIN), "the one behind the next wait, for a k-tile, comes before all products, too",
     ),
-    "no fence behind all items": (
+    "no fence after all items": (
         Edit(r"tcgen05\.fence::before_thread_sync;", "", 1, PLAIN),
         "loads were ordered before what follows when the last accumulators were handed back",
     ),
-    "products behind the first are added to what is there": (
+    "products after the first are added to what is there": (
         Edit(r"setp\.ne\.b32 p, (%r\d+), 0;", r"setp.eq.b32 p, \1, \1;", 1, PLAIN), "they are in any case",
     ),
 }  # fmt: skip

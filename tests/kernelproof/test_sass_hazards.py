@@ -94,7 +94,7 @@ WAITS_FOR = {
     "the operand of a store": (f"{STORE}MOV R1, R5 ; waits=3", "waits=3", "waits=2"),
     "the address of a store": (f"{STORE}MOV R3, R5 ; waits=3", "read=3", "read=4"),
     "a fence": ("FENCE.VIEW.ASYNC.S ; stall=2 write=2\nBAR.SYNC 0x0 ; waits=2", "waits=2", "waits=1"),
-    "a copy behind a fence": ("FENCE.VIEW.ASYNC.S ; stall=2 write=2\nNOP ; waits=2\nUTMASTG [UR4]", "write=2", ""),
+    "a copy after a fence": ("FENCE.VIEW.ASYNC.S ; stall=2 write=2\nNOP ; waits=2\nUTMASTG [UR4]", "write=2", ""),
     "an mbarrier": ("SYNCS.EXCH.64 URZ, [UR5], UR6 ; stall=2 write=0\nBAR.SYNC 0x0 ; waits=0", "write=0", "write=1"),
     "the predicate of a shuffle": (
         "SHFL.IDX P1, R1, R2, R3, 0x1f ; stall=2 write=0\n@P1 IADD3 R4, R5, R6, RZ ; waits=0", "waits=0", "",

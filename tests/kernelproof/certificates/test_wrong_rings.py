@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "an arrival that does not release": (ARRIVE, ARRIVE.replace("arrive.", "arrive.relaxed.cta.")),
     "an arrival that drops out": (ARRIVE, ARRIVE.replace("arrive.", "arrive_drop.")),
-    "lanes do not meet behind their reads": (f"{MEET}\n  @!%p8 bra RETURNED;", "@!%p8 bra RETURNED;"),
+    "lanes do not meet after their reads": (f"{MEET}\n  @!%p8 bra RETURNED;", "@!%p8 bra RETURNED;"),
     "half of the lanes meet": (f"{MEET}\n  @!%p8 bra RETURNED;", "bar.warp.sync 65535; @!%p8 bra RETURNED;"),
     "one lane meets itself": (f"{MEET}\n  @!%p8 bra RETURNED;", "@!%p8 bra RETURNED; bar.warp.sync -1;"),
     "a stage is read before the wait": (
@@ -201,11 +201,11 @@ FAULTS: dict[str, tuple[str, str]] = {
     "a bulk group is left while a buffer is written": (
         "cp.async.bulk.wait_group.read 0;\nOVER:", "cp.async.bulk.wait_group.read 1;\nOVER:",
     ),
-    "lanes do not meet behind the wait for stores": (f"OVER:\n  {MEET}", "OVER:"),
+    "lanes do not meet after the wait for stores": (f"OVER:\n  {MEET}", "OVER:"),
     "stores are not committed": (COMMIT, ""),
     "no fence of the asynchronous proxy": (FENCE, ""),
     "the fence is after the warp's barrier": (f"{FENCE}\n  {MEET}", f"{MEET}\n  {FENCE}"),
-    "lanes do not meet behind the fence": (f"{FENCE}\n  {MEET}", FENCE),
+    "lanes do not meet after the fence": (f"{FENCE}\n  {MEET}", FENCE),
     "one lane executes the fence": (FENCE, f"@!%p8 bra NOFENCE; {FENCE} NOFENCE:"),
     "a store of registers twice": (STORE, STORE + STORE),
     "lanes store to one row": ("shl.b32 %r43, %r33, 4;", "shl.b32 %r43, %r37, 4;"),

@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "16 columns are allocated": (ALLOCATE, ALLOCATE.replace("32;", "16;")),
     "48 columns are allocated": (ALLOCATE, ALLOCATE.replace("32;", "48;")),
     "columns are allocated for a pair": (ALLOCATE, ALLOCATE.replace("::1", "::2")),
-    "columns are allocated behind the barrier": ("griddepcontrol.wait;", f"@!%p1 bra X; {ALLOCATE} X:"),
+    "columns are allocated after the barrier": ("griddepcontrol.wait;", f"@!%p1 bra X; {ALLOCATE} X:"),
     "the address is stored over an mbarrier": ("add.s32 %r6, %r1, 13376;", "add.s32 %r6, %r1, 13312;"),
     "the permit is given back before the allocation": (f"{ALLOCATE}\n  {PERMIT}", f"{PERMIT} {ALLOCATE}"),
     "the permit of a pair is given back": (PERMIT, PERMIT.replace("::1", "::2")),
@@ -73,21 +73,21 @@ FAULTS: dict[str, tuple[str, str]] = {
     "a k-tile's other phase is waited for": (WAIT_M, f"xor.b32 %r72, %r30, 1; {WAIT_M.replace('%r30', '%r72')}"),
     "a k-tile's other stage is waited for": (WAIT_M, f"xor.b32 %r72, %r37, 16; {WAIT_M.replace('%r37', '%r72')}"),
     "a wait for a k-tile is tried once": ("@!%p6 bra TRY_M;", ""),
-    "no fence behind the wait for accumulators": (
+    "no fence after the wait for accumulators": (
         f"{AFTER}\n  mul.lo.s32 %r38", "mul.lo.s32 %r38",
     ),
-    "no fence behind the wait for sums": (f"{AFTER}\n  add.s32 %r60", "add.s32 %r60"),
+    "no fence after the wait for sums": (f"{AFTER}\n  add.s32 %r60", "add.s32 %r60"),
     "every lane multiplies": ("setp.ne.u32 %p5, %r32, 0;", "setp.ne.u32 %p5, %r32, %r32;"),
     "no thread multiplies": ("setp.eq.u32 %p3, %r3, 1;", "setp.eq.u32 %p3, %r3, 9;"),
     "a product under a predicate": (MMA, f"@%p10 {MMA}"),
     "the product of a pair": (MMA, MMA.replace("::1", "::2")),
     "a product before the wait for its k-tile": ("TRY_M:", f"mov.u64 %q5, 0; setp.ne.s32 %p10, %r36, 0;"
                                                  f"{SHAPE} {MMA.replace('%q6', '%q5')}\nTRY_M:"),
-    "a product behind the commit of its stage": (
+    "a product after the commit of its stage": (
         f"{MMA}\n  add.s32 %r42, %r37, 13320;\n  {COMMIT} [%r42];",
         f"add.s32 %r42, %r37, 13320;\n  {COMMIT} [%r42]; {MMA}",
     ),
-    "a product behind the commit of its stage, in another block": (
+    "a product after the commit of its stage, in another block": (
         f"{COMMIT} [%r42];", f"{COMMIT} [%r42]; bra.uni X; X: {MMA}",
     ),
     "a product of bf16": shape(9 << 7),
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "a register is overwritten while it is loaded": (WAIT_LOADS, f"mov.f32 %f3, 0f00000000; {WAIT_LOADS}"),
     "no fence before accumulators are handed back": (BEFORE, "bar.warp.sync -1;"),
     "lanes do not meet before accumulators are handed back": (BEFORE, "tcgen05.fence::before_thread_sync;"),
-    "the fence is behind the warp's barrier": (BEFORE, "bar.warp.sync -1; tcgen05.fence::before_thread_sync;"),
+    "the fence is after the warp's barrier": (BEFORE, "bar.warp.sync -1; tcgen05.fence::before_thread_sync;"),
     "accumulators are not handed back": (ARRIVE, ""),
     "accumulators are handed back twice": (ARRIVE, ARRIVE * 2),
     "accumulators are handed back at summed": ("add.s32 %r63, %r1, 13352;", "add.s32 %r63, %r1, 13344;"),
@@ -188,13 +188,13 @@ FAULTS: dict[str, tuple[str, str]] = {
     "accumulators are handed back by one warp": (
         "@!%p12 bra RETURNED;", "setp.eq.s32 %p14, %r2, 128; @!%p14 bra RETURNED;",
     ),
-    "sums are loaded behind the arrival": ("RETURNED:\n", f"RETURNED: {LOAD_1} {WAIT_LOADS}\n"),
+    "sums are loaded after the arrival": ("RETURNED:\n", f"RETURNED: {LOAD_1} {WAIT_LOADS}\n"),
     "neighbours are exchanged": ("cvt.rn.f16x2.f32 %r65, %f4, %f3;", "cvt.rn.f16x2.f32 %r65, %f3, %f4;"),
     "halves of a tile are exchanged": ("[%r55+512], {%r64, %r65, %r66, %r67}", "[%r55+512], {%r66, %r67, %r64, %r65}"),
     # The end.
     "lanes of a warp do not meet in the end": (END, "END:\n  bar.sync 0;"),
     "threads do not meet in the end": (END, "END:\n  bar.warp.sync -1;"),
-    "warps meet behind the CTA's barrier": (END, "END:\n  bar.warp.sync -1;\n  bar.sync 0; bar.warp.sync -1;"),
+    "warps meet after the CTA's barrier": (END, "END:\n  bar.warp.sync -1;\n  bar.sync 0; bar.warp.sync -1;"),
     "threads meet at another barrier": (END, END.replace("bar.sync 0;", "bar.sync 1;")),
     "a part of the threads meets": (END, END.replace("bar.sync 0;", "bar.sync 0, 128;")),
     "no fence before columns are freed": (f"{AFTER}\n  tcgen05.dealloc", "tcgen05.dealloc"),

@@ -23,8 +23,8 @@ LAST = "LAST:\n"
 FAULTS: dict[str, tuple[str, str]] = {
     # Registers in flight.
     "no fence of registers": (FENCE, ""),
-    "the fence is behind the products": (f"{FENCE}\n  {MMA}", f"{MMA}\n  {FENCE}"),
-    "sums are set to zero behind the fence": (MMA, f"mov.f32 %f1, 0f00000000; {MMA}"),
+    "the fence is after the products": (f"{FENCE}\n  {MMA}", f"{MMA}\n  {FENCE}"),
+    "sums are set to zero after the fence": (MMA, f"mov.f32 %f1, 0f00000000; {MMA}"),
     "sums are read while they are added": (COMMIT, f"{COMMIT} add.f32 %f5, %f3, %f3;"),
     "sums are written while they are added": (COMMIT, f"{COMMIT} mov.f32 %f4, 0f00000000;"),
     "sums are read before they are complete": (WAIT_0, "wgmma.wait_group.sync.aligned 1;"),
@@ -119,7 +119,7 @@ CLUSTER: dict[str, tuple[str, str]] = {
         "fence.mbarrier_init.release.cluster;\n  barrier.cluster.arrive.relaxed.aligned;",
         "barrier.cluster.arrive.relaxed.aligned; fence.mbarrier_init.release.cluster;",
     ),
-    "an mbarrier is initialised behind the arrival": (
+    "an mbarrier is initialised after the arrival": (
         "barrier.cluster.wait.acquire.aligned;",
         "@%p1 bra X; mov.u32 %r4, 1; mbarrier.init.shared::cta.b64 [%r1+5664], %r4; X:"
         "barrier.cluster.wait.acquire.aligned;",
