@@ -57,7 +57,10 @@ STATEMENTS = [
     (INTEGERS, "div.u32 %n, %n, %r;", "", "%n", "u32", 1000 // 7, {"first": 0}),
     (INTEGERS, "rem.u32 %n, %n, %r;", "", "%n", "u32", 1000 % 7, {"first": 0}),
     ("", "mov.u32 %n, %ctaid.x;", "", "%n", "u32", 4, {"first": 0}),
-    ("", "cvt.rn.f16.f32 %h, %x;", "cvt.f32.f16 %f, %h;", "%f", "f32", ROUNDED, {"truncate": ROUNDED - 2**-9, "retype": 2.142578125}),
+    (
+        "", "cvt.rn.f16.f32 %h, %x;", "cvt.f32.f16 %f, %h;", "%f", "f32", ROUNDED,
+        {"truncate": ROUNDED - 2**-9, "retype": 2.142578125},
+    ),
     ("mov.b16 %h, 0x4049;", "cvt.f32.bf16 %f, %h;", "", "%f", "f32", 3.140625, {"retype": 2.142578125}),
     ("mov.b16 %h, 0x4049;", "cvt.f32.f16 %f, %h;", "", "%f", "f32", 2.142578125, {"retype": 3.140625}),
     *(
