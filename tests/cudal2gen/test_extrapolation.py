@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cudal2gen.kernel import Record
 from cudal2gen.timing.model import code as built
+from cudal2gen.timing.model import memory
 from kernelproof.sass import Instruction, Machine, Way, simulate
 from kernelproof.sass.decoding import FREE
 from tests.cudal2gen.paths import PINGPONG, ring, small
@@ -94,3 +95,32 @@ def test_iterations_are_the_multiplications_that_are_left(steps: int, per: int, 
     # A simulation of fewer iterations has as many fewer groups of copies as k-tiles.
     fewer = max(1, work.iterations // 2)
     assert work.machine_for(fewer).copy_groups == steps - per * (work.iterations - fewer)
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 96), st.integers(1, 96), st.booleans(), st.integers(1, 3))
+def test_a_kernels_time_is_that_of_its_parts(rows: int, cols: int, persistent: bool, resident: int) -> None:
+    """On an A100, whose L2 of 40 MiB keeps 20 MiB of D. SMs wait for device memory to store the rest while no tensor
+    core works, unless CTAs are persistent."""
+    record = small(m=64 * rows, n=64 * cols, k=64 * 3)
+    work = workload(record, ITERATION, persistent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(built, "ISSUES", 100)
+        patch.setattr(built, "Ways", lambda function: work.ways)
+        function: Any = SimpleNamespace(registers=64)
+        estimate = built.estimate_code(record, function, resident)
+        rates, most = record.target.rates, -(-2 * rows * 2 * cols // 108)
+        at_once = min(most, resident)
+        assert estimate.resident == at_once
+        work = replace(work, machine=built.machine_of(record, 108, at_once))
+        _, cycles, iteration = built._busiest_sm(work, most, at_once)
+    assert estimate.iteration_cycles == iteration
+    assert estimate.sm_us == pytest.approx(cycles / 1380)
+    assert estimate.main_us == pytest.approx(min(estimate.sm_us, most / at_once * 3 * iteration / 1380))
+    moved = memory.dram_bytes(record, record.work, rates, 108 * at_once)
+    assert estimate.dram_us == pytest.approx(moved / 1.7e6)
+    beyond = 0 if persistent else max(0, 2 * 64 * rows * 64 * cols - 20 * 2**20)
+    assert estimate.stores_us == pytest.approx(beyond / 1.7e6 * estimate.main_us / estimate.sm_us)
+    assert estimate.around_us == pytest.approx(1.6), "a launch, without tensor maps or a split k"
+    hidden = max(estimate.sm_us, estimate.dram_us - estimate.stores_us + 0.6)
+    assert estimate.us == pytest.approx(1.6 + hidden + estimate.stores_us)

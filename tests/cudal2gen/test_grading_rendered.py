@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from hypothesis import given
 
 from cudal2gen import kernel
 from cudal2gen.generation import catalog
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import Record
-from cudal2gen.kernel.launch import Tiles, Tma
+from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel.launch import LaunchOperands, Sizes, Tiles, Tma
 from cudal2gen.tuner.writing.contract import description
 from kernelproof.grading import Limits, Verdict, check_source
+from tests.cudal2gen.strategies import plain_records
 
 
 def smallest(family: str) -> Record:
@@ -81,3 +85,25 @@ def test_launches_with_a_workspace_or_slices_are_described(name: str) -> None:
     ] in facts.values()
     verdict = graded(record, render(record))
     assert verdict.right, str(verdict)
+
+
+@given(plain_records)
+def test_shapes_are_ragged_fill_the_ring_and_are_taken_by_the_launch(record: Record) -> None:
+    """The record's own rules allow the shapes, and its launch takes their packed matrices; also those of the least and
+    of the largest extents that are drawn."""
+    described, step = description(record), record.k_step
+    few, many = (Sizes(**shape) for shape in described["shapes"])
+    ends = product(*([(name, extent) for extent in ends] for name, ends in described["draws"].items()))
+    for sizes in (few, many, *(few._replace(**dict(extents)) for extents in ends)):
+        record.at(record.problem.revised(**sizes._asdict()))
+        assert all(record.launch.takes(sizes, LaunchOperands.packed(record.layout, sizes))), sizes
+    whole = [sizes.m % record.bm == sizes.n % record.bn == 0 for sizes in (few, many)]
+    assert whole == [not record.predicated] * 2 or min(record.bm, record.bn) == record.element.vector
+    if not record.predicated:
+        assert len({few[:2], many[:2], (record.bm, record.bn)}) == 3, "several tiles along each axis"
+    if record.baked_k:
+        assert few.k == many.k == record.baked_k
+    else:
+        assert few.k == min(step * record.split_k, record.most_k or few.k), "one step of each slice"
+        wanted = max(record.split_k, record.ring_steps + 1)
+        assert ceil_div(many.k, step) == min(wanted, ceil_div(record.most_k or many.k, step))

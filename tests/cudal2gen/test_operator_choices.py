@@ -7,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cudal2gen.kernel import Problem
 from tests.packages import require
 
 torch = require("torch")
 
 from cudal2gen.operators import inductor  # noqa: E402
+from cudal2gen.operators.dispatch import Dispatcher  # noqa: E402
 from cudal2gen.operators.measuring import Measuring, buckets  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -39,6 +43,25 @@ def test_measurements_of_a_bucket_count_only_where_they_are_made_and_asked_for(
         assert choice == ("bucket", (table, problem, "operands", 2.5, 7))
     else:
         assert choice == ("table", (problem, "operands", prefer, 2.5, 7))
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(("same", "f32")), st.booleans(), st.floats(10, 1e6))
+def test_a_pass_that_torch_adds_is_charged_to_the_kernel(
+    m: int, n: int, d: Any, finished: bool, bandwidth: float
+) -> None:
+    """The pass reads and writes D at half of the bandwidth, after a launch of 3 us."""
+    own = SimpleNamespace(
+        prefer="measured",
+        _packs=SimpleNamespace(table=lambda pack: SimpleNamespace(bandwidth=bandwidth)),
+        _measuring=SimpleNamespace(choose=lambda *arguments: arguments),
+    )
+    request: Any = SimpleNamespace(invariance=0, finish=abs if finished else None)
+    problem = Problem(gpu="a100", acc="f32", layout="tn", m=m, n=n, k=64, d=d)
+    *passed, extra_us = Dispatcher._choose(own, "device", "pack", problem, request)  # type: ignore[arg-type,misc]
+    assert passed == ["device", "pack", problem, request, "measured"]
+    element_bytes = 4 if d == "f32" else 2
+    expected = 3 + (m * n * element_bytes * 2) / (bandwidth / 2)
+    assert extra_us == (pytest.approx(expected) if finished else 0)
 
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

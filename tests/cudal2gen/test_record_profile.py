@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def built() -> compiler.Artifact:
 def modelled(built: compiler.Artifact) -> Profile:
     """The profile of the compiled record."""
     return profile.of_record(RECORD, built.cubin, built.source)
+
+
+@pytest.fixture(scope="module")
+def in_tensor_memory() -> Profile:
+    """The profile of the compiled ``TENSOR_RECORD``."""
+    (artifact,) = compiler.build([TENSOR_RECORD])
+    return profile.of_record(TENSOR_RECORD, artifact.cubin, artifact.source)
 
 
 @pytest.mark.slow
@@ -115,9 +123,31 @@ def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) ->
     assert any("not simulated" in limit for limit in content.limits)
 
 
-def test_the_page_of_a_record_with_tensor_memory_has_its_roles_and_no_picture() -> None:
-    (artifact,) = compiler.build([TENSOR_RECORD])
-    page = html(profile.of_record(TENSOR_RECORD, artifact.cubin, artifact.source))
+def test_the_figures_of_a_record_with_tensor_memory_agree(in_tensor_memory: Profile) -> None:
+    """The main loop's cycles and shares are those of its time; each role and the listing have what the loops have."""
+    content, modelled = in_tensor_memory, estimate(TENSOR_RECORD)
+    loop, time = content.loop, content.time
+    assert time is not None
+    k_tiles = -(-TENSOR_RECORD.ctas // 148) * -(-TENSOR_RECORD.k // TENSOR_RECORD.bk)  # of the busiest of 148 SMs
+    assert (loop.unit, loop.rolled, loop.warps, loop.bank_conflicts) == ("k-tile", True, 1, 0)
+    assert loop.cycles == pytest.approx(time.parts["main loop"] * 1850 / k_tiles)
+    assert time.parts["main loop"] == modelled.main_us
+    bounds = {name: us / modelled.main_us for name, us in time.bounds.items()}
+    assert loop.pipes["tensor"] == pytest.approx(bounds["tensor cores"])
+    assert (loop.pipes["L2"], loop.pipes["shared"]) == (bounds["L2"], bounds["shared memory"])
+    assert loop.tensor_cycles == pytest.approx(loop.pipes["tensor"] * loop.cycles)
+    loads, multiplies, _ = content.roles
+    assert loop.opcodes == multiplies.opcodes
+    assert loop.issue_slots == multiplies.instructions == sum(multiplies.opcodes.values())
+    assert loop.pipes["issue port"] == pytest.approx(loop.issue_slots / loop.cycles)
+    assert Counter(line.pipe for line in content.lines) == Counter(multiplies.pipes) + Counter(loads.pipes)
+    tensor = [line for line in content.lines if line.pipe == "tensor"]
+    assert sum(line.busy for line in tensor) == pytest.approx(loop.tensor_cycles)
+    assert 0 < loop.live_registers <= content.registers
+
+
+def test_the_page_of_a_record_with_tensor_memory_has_its_roles_and_no_picture(in_tensor_memory: Profile) -> None:
+    page = html(in_tensor_memory)
     assert all(text in page for text in ("49152 bytes", "UTCHMMA", 'id="roles"'))
     assert "<svg" not in page
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import parse
+from cudal2gen.kernel import Problem, parse
 from tests.commands import run
 from tests.cudal2gen.test_cli import error, own_catalog
 
@@ -117,3 +120,23 @@ def test_listed_problems_get_records_of_their_own_sizes(
         ("a100", "120_120_72"),
         ("h200", "120_120_72"),
     ]
+
+
+@given(
+    st.integers(65, 1 << 14), st.integers(1, 1 << 14), st.sampled_from((1, 64, 2047, 2048, 1 << 14)), st.integers(0, 2)
+)
+def test_size_classes_begin_where_they_are_said_to(m: int, n: int, k: int, more: int) -> None:
+    """The bounds belong to the smaller class."""
+
+    def class_of(m: int, n: int, k: int) -> str:
+        return Problem(gpu="a100", acc="f32", layout="tn", m=m, n=n, k=k).size_class
+
+    assert class_of(min(m, 64), n, k) == "small-m"
+    is_split = m * n <= 1024 * 1024 and k >= 2048
+    flops = ("tiny", 1e8), ("medium", 1e10), ("large", 1e12), ("huge", math.inf)
+    assert class_of(m, n, k) == ("split-k" if is_split else next(name for name, most in flops if 2 * m * n * k <= most))
+    # At the bounds themselves, and one element beyond.
+    assert class_of(1024, 1024 + more, 2048) == ("split-k" if not more else "medium")
+    assert class_of(100, 500 + more, 1000) == ("tiny" if not more else "medium")
+    assert class_of(5000, 1000 + more, 1000) == ("medium" if not more else "large")
+    assert class_of(5000, 10000 + more, 10000) == ("large" if not more else "huge")

@@ -13,6 +13,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import (
     IllegalRecord,
     Problem,
+    Sm80Direct,
     Sm80Multistage,
     fit,
     parse,
@@ -22,6 +23,7 @@ from cudal2gen.kernel import (
     sm120_mma,
     space,
 )
+from cudal2gen.kernel.mma_sync import SPLITS
 from cudal2gen.kernel.sm80_multistage import STAGES
 from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.tuner import reward
@@ -171,17 +173,32 @@ def test_a_ring_may_be_as_deep_as_the_loop_and_no_deeper(bk: int, steps: int, re
     assert {item["stages"] for item in fields} == {stages for stages in STAGES if stages <= max(2, steps)}
 
 
+@pytest.mark.parametrize("extent", [256, 8192])
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 @pytest.mark.parametrize("gpu", ["a100", "h200", "rtx5090", "b200"])
-def test_every_tile_that_is_tried_is_legal(gpu: str, acc: str) -> None:
-    """A tile without a legal record, such as one of 193 rows, would be left out of all searches without a word."""
-    problem = Problem(gpu=gpu, acc=acc, layout="tn", m=8192, n=8192, k=8192)
+def test_every_tile_that_is_tried_is_legal(gpu: str, acc: str, extent: int) -> None:
+    """A tile without a legal record, such as one of 193 rows, would be left out of all searches without a word. Some
+    families serve small problems only."""
+    problem = Problem(gpu=gpu, acc=acc, layout="tn", m=extent, n=extent, k=extent)
     by_tile: dict[tuple[object, ...], list[space.Fields]] = {}
     for fields in space.proposals(problem):
         tile = tuple(fields.get(name) for name in ("family", "bm", "bn", "schedule", "consumers"))
         by_tile.setdefault(tile, []).append(fields)
     for tile, proposals in by_tile.items():
         assert any(is_legal(fields) for fields in proposals), tile
+
+
+@given(st.integers(1, 1 << 12), st.integers(-1, 1), st.sampled_from((1, 2, 3, 4, 64)), st.integers(-1, 1))
+def test_kernels_without_a_ring_are_tried_for_small_products_only(m: int, more: int, steps: int, rest: int) -> None:
+    """D has up to 2^18 elements, and k up to 64 steps of 32. No slice of k is empty."""
+    problem = Problem(
+        gpu="a100", acc="f32", layout="tn", m=m, n=max(1, (1 << 18) // m + more), k=max(8, 32 * steps + rest)
+    )
+    tried = list(Sm80Direct.candidates(problem))
+    assert bool(tried) == (problem.m * problem.n <= 1 << 18 and problem.k <= 64 * 32)
+    slices = {fields["split_k"] for fields in tried}
+    assert slices == ({count for count in SPLITS if 32 * (count - 1) < problem.k} if tried else set())
+    assert len({str(fields) for fields in tried}) == len(tried) == 6 * len(slices)
 
 
 def is_legal(fields: space.Fields) -> bool:
