@@ -101,8 +101,8 @@ def unpack(parcel: Parcel, root: Path | None = None) -> None:
 
 
 def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
-    """Calls ``prepare`` on a CPU worker. It is passed as a reference, so that Ray sends it once to each node and
-    not with each task."""
+    """Calls ``prepare`` on a CPU worker. The caller passes a reference in its place, so that Ray sends ``prepare`` once
+    to each node and not with each task."""
     return prepare(records)
 
 

@@ -113,7 +113,7 @@ class BoxMachine(RoleMachine):
         for rank in self._receivers(delivery.ranks):
             peer = protocol.cluster[rank]
             peer.bring(places, pipeline.rank, track.filling)
-            if self.keeps:
+            if self.notes_loads:
                 peer.hold(places, self.kinds.number(kind), rows, cols)
             track.boxes += ((rank, places.reshape(-1)),)
         track.landed += box.rows * box.cols * matrix.width

@@ -62,22 +62,22 @@ class ItemRole(ABC):
         """Prove an item that begins with these controls, and return all controls to which it may lead."""
 
     def machine(
-        self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False,
+        self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, notes_loads: bool = False,
         contract: Contract | None = None,
     ) -> RoleMachine:  # fmt: skip
         """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts.
 
-        ``bounds``: of the names in ``tiles``. ``assumed``: numbers that are at least 0 in these problems. ``keeps``:
-        see ``RoleMachine``. ``contract``: None for that of the kind of items.
+        ``bounds``: of the names in ``tiles``. ``assumed``: numbers that are at least 0 in these problems.
+        ``notes_loads``: see ``RoleMachine``. ``contract``: None for that of the kind of items.
         """
         stated = contract or self.kind.contract
-        key = id(stated), tiles.key, tuple(each.key for each in assumed), keeps
+        key = id(stated), tiles.key, tuple(each.key for each in assumed), notes_loads
         if key not in self.machines:
-            self.machines[key] = self._machine(stated, tiles, bounds, assumed, keeps)
+            self.machines[key] = self._machine(stated, tiles, bounds, assumed, notes_loads)
         return self.machines[key]
 
     def _machine(
-        self, contract: Contract, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool
+        self, contract: Contract, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], notes_loads: bool
     ) -> RoleMachine:
         """The new machine that ``machine`` returns."""
         if not tiles.equals(named(TILES)):
@@ -85,7 +85,7 @@ class ItemRole(ABC):
         if assumed:
             contract = replace(contract, facts=contract.facts.extended({}, *assumed))
         return machine_of(self.pipeline)(
-            self.program, contract, self.kinds, self.protocol, self.threads, self.role, self.group, tiles, keeps
+            self.program, contract, self.kinds, self.protocol, self.threads, self.role, self.group, tiles, notes_loads
         )
 
     def _run_until(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:

@@ -61,19 +61,20 @@ class Parts:
 
     ``count``: how many parts a tile has; a polynomial if that varies. ``first``: the number of the slab of a tile's
     first part, None for ``tile`` * ``count``; its other parts have the slabs after that. ``vectors``: how many vectors
-    of four sums each thread has of a tile, with ``columns`` vectors in a row, and ``together`` in an iteration of the
-    loop that adds them. ``tiles``: how many tiles are added, in the contract up to the first item. ``tile``: the number
-    of a tile, in the contract of an item. ``cta``: the number of a CTA. ``ctas``: how many there are; all run at the
-    same time. ``chunk``: how many vectors of a row a thread stores at once; 0 for all.
+    of four sums each thread has of a tile, with ``columns`` vectors in a row, and ``per_iteration`` in an iteration
+    of the loop that adds them. ``tiles``: how many tiles are added, in the contract up to the first item. ``tile``: the
+    number of a tile, in the contract of an item. ``cta``: the number of a CTA. ``ctas``: how many there are; all run at
+    the same time. ``chunk``: how many vectors of a row a thread stores at once; 0 for all.
 
     Only if ``count`` varies: ``at_once``: how many parts an iteration of the innermost loop loads at most. ``widths``:
-    pairs of a count, and of ``together`` for tiles that have at most that many parts; others have ``together``.
+    pairs (most, vectors): tiles with at most so many parts have so many vectors in an iteration, and others
+    ``per_iteration``.
     """
 
     count: int | Polynomial
     vectors: int
     columns: int
-    together: int
+    per_iteration: int
     tiles: Polynomial
     tile: Polynomial
     cta: Polynomial
@@ -86,8 +87,8 @@ class Parts:
     def of_count(self, count: int | Polynomial) -> Parts:
         """The parts for tiles that have ``count`` of them."""
         number = count if isinstance(count, int) else self.at_once + 1
-        together = next((width for most, width in self.widths if number <= most), self.together)
-        return replace(self, count=count, together=together)
+        per_iteration = next((width for most, width in self.widths if number <= most), self.per_iteration)
+        return replace(self, count=count, per_iteration=per_iteration)
 
 
 @dataclass(frozen=True)

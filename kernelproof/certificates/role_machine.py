@@ -34,20 +34,20 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
     """A machine for the threads of one role. Methods raise NotCertified where the role breaks the protocol.
 
     ``threads``: their numbers in the CTA. ``group``: the number of a group of consumers. ``tiles``: how many k-tiles an
-    item has. ``keeps``: whether the protocol notes what the producer loads, as the contents of k-tile TURN.
+    item has. ``notes_loads``: whether the protocol notes what the producer loads, as the contents of k-tile TURN.
     ``skipped``: if another group takes the item, the number of its transactions modulo two rounds of the ring.
     """
 
     def __init__(
         self, program: Program, contract: Contract, kinds: Kinds, protocol: Protocol, threads: Lanes, role: str,
-        group: int = 0, tiles: Polynomial = ZERO, keeps: bool = False,
+        group: int = 0, tiles: Polynomial = ZERO, notes_loads: bool = False,
     ) -> None:  # fmt: skip
         self.threads, self.protocol, self.role, self.group = threads, protocol, role, group
         self.pipeline = protocol.pipeline
         self.rank, self.ranks = self.pipeline.rank, self.pipeline.ranks
         tile = contract.tile if role == CONSUMER else None
         super().__init__(program, replace(contract, lanes=len(threads), tile=tile), kinds)
-        self.tiles, self.keeps = tiles, keeps
+        self.tiles, self.notes_loads = tiles, notes_loads
         self.skipped: int | None = None
         self.warps = frozenset((threads // WARP).tolist())
         self.track = Track(Stores.none(self.memory.elements))
@@ -156,7 +156,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             raise NotCertified("some lanes of a warp execute it, and others not")
         return lanes
 
-    def _members(self, members: Any) -> None:
+    def _check_members(self, members: Any) -> None:
         """Check that an instruction's mask names all lanes of a warp."""
         if (self._number(members) != 0xFFFFFFFF).any():
             raise NotCertified("an instruction of a part of a warp is not covered")
@@ -165,7 +165,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         """Check that whole warps reach an instruction together."""
         self._whole_warps(m)
         if members is not None:
-            self._members(members)
+            self._check_members(members)
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
         self._whole_warps(m)
@@ -174,7 +174,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
     def elect(self, members: Any, m: Mask, _site: int) -> Any:
         """elect.sync, which elects lane 0 of each warp."""
         lanes = self._whole_warps(m)
-        self._members(members)
+        self._check_members(members)
         elected = np.zeros(self.lanes, bool)
         elected[lanes] = self.threads[lanes] % WARP == 0
         return np.zeros(self.lanes, "u4"), elected
@@ -183,7 +183,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         """bar.warp.sync, by all lanes of the role's warps."""
         self._together(m)
         self._whole_warps(m)
-        self._members(members)
+        self._check_members(members)
         self.track.unmet = False
         self.track.stores.meet()
 

@@ -220,9 +220,9 @@ class Role(ItemRole):
                 raise NotCertified(f"the main loop is proven for items with {each} at least 0 only")
         self.checked_kinds.add(self.kind_number)
 
-    def _loop_machine(self, tiles: Polynomial, bounds: Bounds, keeps: bool = False) -> RoleMachine:
+    def _loop_machine(self, tiles: Polynomial, bounds: Bounds, notes_loads: bool = False) -> RoleMachine:
         """A machine for iterations of the inner loop."""
-        return self.machine(tiles, bounds, keeps=keeps, contract=self.pipeline.loop)
+        return self.machine(tiles, bounds, notes_loads=notes_loads, contract=self.pipeline.loop)
 
     def _first_iteration(self, head: RoleState, machine: RoleMachine) -> RoleState:
         """The state after the peeled iteration, where others follow it."""
@@ -353,7 +353,7 @@ class Role(ItemRole):
         """Prove any iteration that is not the last one, at a position."""
         assert self.inner.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
-        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
+        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, notes_loads=True)
         start = self._state(position, tiles, machine)
         state = self._run_until(machine, start, self.head, *self.exits)
         if state is None or state.block != self.head:
@@ -368,7 +368,7 @@ class Role(ItemRole):
     def _last_iteration(self, position: int) -> None:
         """Prove the last iteration, to the loop's exit, at a position."""
         tiles = named(TURN) + 1
-        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
+        machine = self._loop_machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, notes_loads=True)
         start = self._state(position, tiles, machine)
         state = self._run_until(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:

@@ -173,14 +173,14 @@ class Share:
         """This share for each set of iterations of the loop over vectors that is proven separately. Together they begin
         with every vector of the tile.
 
-        An iteration adds ``together`` vectors, whose rows and columns are known as polynomials only if all of them lie
-        in the same block of ``rests.block`` columns. Iterations for which they do are one case. Each other column
-        within a block in which an iteration may begin is a case of its own, with a known number. For example, with rows
-        of 12 vectors, blocks of 6 and 2 vectors together, the columns 6 * i + j with j <= 4 are one case. The other
-        cases are column 5, from which the next vector is in the next block, and column 11, from which it is in the next
-        row.
+        An iteration adds ``parts.per_iteration`` vectors, whose rows and columns are known as polynomials only if all
+        of them lie in the same block of ``rests.block`` columns. Iterations for which they do are one case. Each other
+        column within a block in which an iteration may begin is a case of its own, with a known number. For example,
+        with rows of 12 vectors, blocks of 6, and 2 vectors in an iteration, the columns 6 * i + j with j <= 4 are one
+        case. The other cases are column 5, from which the next vector is in the next block, and column 11, from which
+        it is in the next row.
         """
-        others, block = self.parts.together - 1, self._block
+        others, block = self.parts.per_iteration - 1, self._block
         if not others or block == self.vectors:
             yield self
             return

@@ -93,8 +93,8 @@ def common_to(cluster: list[Protocol]) -> tuple[dict[int, int], SlabContents]:
 
 class SumProof:
     """Proves what the groups of any CTA do after their items. ``cluster``: what the proofs of roles have shown of
-    barriers and slabs of its CTAs. Raises NotCertified for a kernel that has not the loops of the
-    module's docstring: one over tiles, and in it a wait for a counter and a loop over vectors.
+    barriers and slabs of its CTAs. Raises NotCertified for a kernel without the loops of the module's docstring: one
+    over tiles, and in it a wait for a counter and a loop over vectors.
 
     ``items``, ``tiles`` and ``spin`` are the heads of the loops over items and tiles, and of the wait; ``vectors``:
     those of the loops over vectors, one for each number of parts that the text tells apart. ``after``: the block after
@@ -115,10 +115,10 @@ class SumProof:
         self.items = heads_of(program)[CONSUMER] if pipeline.tensor else loops_of(program, CONSUMER)[0]
         self.after = after_items(program, self.items)
         spins = list(program.graph.spin_heads)
-        around = [head for head, body in program.loops.items() if spins and spins[0] in body and head != spins[0]]
-        if len(spins) != 1 or len(around) != 1:
+        outer = [head for head, body in program.loops.items() if spins and spins[0] in body and head != spins[0]]
+        if len(spins) != 1 or len(outer) != 1:
             raise NotCertified("partial sums that are not added in one loop over tiles, with one wait for a counter")
-        (self.spin,), (self.tiles,) = spins, around
+        (self.spin,), (self.tiles,) = spins, outer
         within = [x for x in program.loops if x in program.loops[self.tiles] and x not in (self.tiles, self.spin)]
         # A loop over vectors may contain one over slices.
         self.vectors = [x for x in within if not any(x in program.loops[other] for other in within if other != x)]
@@ -297,10 +297,11 @@ class SumProof:
 
     def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
         """The registers with which any tile of the share is reached, and the variables of those that count vectors:
-        they hold the number of the next vector, counted over all tiles.
+        their value is the number of the next vector, counted over all tiles.
 
         A register that held FIRST before the loop and is written in it is taken for such a counter, which ``_tile``
-        checks. Others that the loop writes are unknown. END is spelled by the tile's own names.
+        checks. Others that the loop writes are unknown. In others, END and
+        ``Pipeline.names`` are replaced by what they are in the tile's own names.
         """
         at, written = machine.share.tile * machine.share.vectors + machine.share.at, self._written(self.tiles)
         values = self.pipeline.names | {END: at + named(LEFT) + 1}

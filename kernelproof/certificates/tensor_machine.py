@@ -172,7 +172,7 @@ class TensorMachine(TensorProducts):
         """bar.warp.sync. After the last item, lanes of a warp reach it on different paths, and all meet there."""
         if self.role == ENDING:
             self._together(m)
-            self._members(members)
+            self._check_members(members)
             if self.met:
                 raise NotCertified("the lanes of a warp meet after a barrier of the CTA")
             self.joined = True

@@ -148,7 +148,10 @@ class _RowsOfTable:
         binaries: defaultdict[tuple[Any, ...], set[str]] = defaultdict(set)
         for kernel in self.table.kernels:
             binaries[Problem.kind_of(kernel.fields)].add(kernel.digest)
-        return {kind: hashlib.sha256(" ".join(sorted(of)).encode()).hexdigest()[:16] for kind, of in binaries.items()}
+        return {
+            kind: hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()[:16]
+            for kind, digests in binaries.items()
+        }
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, str], int]:

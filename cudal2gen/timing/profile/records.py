@@ -30,7 +30,7 @@ def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
 
 def brief(record: Record, cubin: Path) -> dict[str, str]:
     """A record's modelled time, its main loop, and what bounds it, in words. Raises as ``of_record`` does."""
-    kernel = _kernel(record, cubin, cubin)
+    kernel = _kernel(record, cubin, cubin)  # no lines are shown, so the source is not read
     return {
         "modelled_time": f"{microseconds(kernel.time.us)} µs",
         "modelled_main_loop": loop_words(kernel.loop),
