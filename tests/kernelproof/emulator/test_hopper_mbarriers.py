@@ -166,3 +166,23 @@ def test_a_dropped_arrival_is_not_expected_in_the_next_phase() -> None:
     phases, result = run(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
     assert result.reports == []
     assert (phases == 1 + 4).all()
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("expected", [17, 20, 31, 32, 33, 40])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_arrivals_of_many_lanes_are_one_after_the_other(expected: int, each: int, dropped: bool) -> None:
+    """An instruction may complete a phase and begin the next one. As many lanes as complete phases find theirs over,
+    and an arrival that is dropped counts once."""
+    drop = "_drop" if dropped else ""
+    body = f"""
+      mov.u32 %bar, s; setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%bar], {expected * each};
+      bar.sync 0;
+      mbarrier.arrive{drop}.shared::cta.b64 %d0, [%bar], {each};
+      bar.warp.sync -1;
+      mbarrier.test_wait.shared::cta.b64 %Q, [%bar], %d0; selp.u32 %x0, 1, 0, %Q;
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
+    lanes = min(32, expected) if dropped else 32
+    got, result = run(body, np.zeros(1, np.uint32), np.empty(lanes, np.uint32), block=lanes)
+    assert [report.kind for report in result.reports] == ["phase-at-exit"] * (lanes % expected > 0 and not dropped)
+    assert got.sum() == lanes // expected * expected
