@@ -5,12 +5,16 @@ It covers those of these lanes, and those of the other lanes before the warp las
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import numpy as np
 import pytest
 
 from kernelproof.emulator import Device, Options
+from kernelproof.emulator.frontend.gathering import gather_places
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.memory.shared_checks import SharedChecks
 from kernelproof.ground.chips import GPUS
 from tests.kernelproof.emulator import hopper_ptx
@@ -339,3 +343,26 @@ def test_drawn_programs_race_where_threads_have_no_order(seed: int, right: bool)
     y = np.zeros(THREADS, np.uint32)
     _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, options=options, check_outputs=False)
     assert ("shared-race" in {report.kind for report in result.reports}) == races
+
+
+# Statements that touch memory, and such that do not.
+TOUCHING = ("st.shared.u32 [%s], %t;", "ld.global.u32 %v, [%p];", "fence.acq_rel.cta;", "atom.add.u32 %v, [%s], 1;")
+PLAIN = ("add.u32 %v, %v, 1;", "mov.u32 %u, %t;", "setp.eq.u32 %P, %v, 0;", "selp.u32 %v, 1, 2, %P;")
+
+
+def test_lanes_are_gathered_between_what_they_execute_together_and_the_next_access() -> None:
+    """Once for each sequence of such instructions, as late as possible: before an access, or at the end."""
+    together = [text for text in TOGETHER.values() if text.count(";") == 1]
+    generator = random.Random(0)
+    for _ in range(60):
+        kinds = [generator.choice((together, TOUCHING, PLAIN)) for _ in range(12)]
+        text = hopper_ptx.entry("\n".join(generator.choice(kind) for kind in kinds), params=".param .u64 y0")
+        body = [item for item in parse(text).kernels["k"].body if isinstance(item, Instr)]
+        first = len(body) - len(kinds) - 1
+        expected = set()
+        for place in range(len(kinds) + 1):
+            since = max((i for i in range(place) if kinds[i] is TOUCHING), default=-1)
+            at_access = place == len(kinds) or kinds[place] is TOUCHING
+            if at_access and any(kind is together for kind in kinds[since + 1 : place]):
+                expected.add(place)
+        assert gather_places(body[first : first + len(kinds)]) == expected

@@ -195,6 +195,33 @@ def test_a_refusal_has_the_line_and_what_is_modelled(statement: str) -> None:
     assert str(caught.value) == f"PTX line 6: {why}: {opcode} in `{words}`{end}"
 
 
+# Forms of tensor memory, and by form texts that lack a part of it or have a wrong number of registers.
+MASKED = "tcgen05.mma.cta_group::{}.kind::f16 [%r0], %rd0, %rd1, %r1, {{{}}}, %p0;"
+OF_TENSOR_MEMORY = {
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r2, %r3}, [%r0];": (
+        "tcgen05.ld.sync.aligned.x2.b32 {%r2, %r3}, [%r0];", "tcgen05.ld.sync.aligned.32x32b.b32 {%r2, %r3}, [%r0];",
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r2, %r3}, %r4, [%r0];",
+    ),
+    "tcgen05.st.sync.aligned.16x64b.x1.b32 [%r0], {%r2};": (
+        "tcgen05.st.sync.aligned.x1.b32 [%r0], {%r2};", "tcgen05.st.sync.aligned.16x64b.b32 [%r0], {%r2};",
+    ),
+    **{
+        MASKED.format(group, ",".join(["0"] * 4 * group)): tuple(
+            MASKED.format(group, ",".join(["0"] * count)) for count in (1, 3, 5, 4 * (3 - group))
+        )
+        for group in (1, 2)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("legal", OF_TENSOR_MEMORY)
+def test_a_form_of_tensor_memory_without_one_of_its_parts_is_refused(legal: str) -> None:
+    translate(parse(BODY.format(legal)), "k")
+    for text in OF_TENSOR_MEMORY[legal]:
+        with pytest.raises(emulator.UnknownInstruction):
+            translate(parse(BODY.format(text)), "k")
+
+
 def test_an_old_name_of_a_fence_between_proxies_is_one() -> None:
     new, old = (
         translate(parse(BODY.format(f"{name}.proxy.async.global;")), "k").source for name in ("fence", "membar")
