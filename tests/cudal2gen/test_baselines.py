@@ -222,6 +222,29 @@ def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypa
         )
 
 
+@pytest.mark.parametrize("d", ["same", "f32"])
+def test_torchs_product_of_groups_has_our_type(
+    d: str, device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes the ends of the groups, and the type of D if it is not that of A and B."""
+    import torch
+
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(torch, "_grouped_mm", lambda *tensors, **options: calls.append((tensors, options)))
+    of = problem(m=24, n=16, k=8).revised(batch="grouped", d=d)
+    (contender,) = contenders(device, [results.GROUPED], "f32", tmp_path / "tuned.jsonl")
+    contender.prepare(of, no_race)
+    ends = torch.tensor([3, 24], dtype=torch.int32)
+    matrices = torch.zeros(24, 8).half(), torch.zeros(2, 16, 8).half(), torch.zeros(2, 8, 16).half()
+    operands = Operands(*matrices, torch.zeros(24, 16, dtype=torch.float if d == "f32" else torch.half), ends=ends)
+    contender.bind(operands)()
+    (((a, b), options),) = calls
+    assert a is operands.a
+    assert b is operands.b_nn
+    assert options.pop("offs") is ends
+    assert options == ({} if d == "same" else {"out_dtype": torch.float})
+
+
 def test_unknown_names_are_refused(device: FakeDevice, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cublaslt: must be of torch\.matmul, cublas-nn"):
         contenders(device, ["cublaslt"], "f32", tmp_path)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudal2gen import results
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Record, parse, space
@@ -87,6 +89,22 @@ def test_a_recorded_tile_is_a_record_that_nothing_proposes() -> None:
     assert tile.kernel_of(record) == record.modelled
     assert not any(candidate.family == "triton_tile" for candidate in space.candidates(problem, 50).records)
     assert "triton_tile" in FAMILIES
+
+
+@given(
+    st.sampled_from((16, 32, 64, 128)), st.sampled_from((16, 64, 256)), st.sampled_from((16, 32, 128)),
+    st.integers(1, 6), st.sampled_from((1, 2, 4, 8)),
+)  # fmt: skip
+def test_a_recorded_tile_takes_what_its_configuration_says(bm: int, bn: int, bk: int, stages: int, warps: int) -> None:
+    """A ring has a buffer for every stage but the one that is multiplied, and at least one."""
+    record = tile.record_of(problem_of(SHAPES[0]), Tile(bm, bn, bk, stages, warps))
+    buffers = 1 if stages == 1 else stages - 1
+    assert record.smem_bytes == buffers * 2 * (bm + bn) * bk
+    assert (record.threads, record.k_step, record.ring_steps, record.split_k) == (32 * warps, bk, stages, 1)
+    sums = bm * bn // (32 * warps)
+    assert (record.accumulator_registers, record.configuration) == (sums, Tile(bm, bn, bk, stages, warps))
+    assert sums < record.estimated_registers <= 255 or record.estimated_registers == 255
+    assert record.name.endswith(f"_{bm}x{bn}x{bk}_s{stages}_w{warps}")
 
 
 def test_a_replay_has_what_was_recorded_and_refuses_the_rest() -> None:

@@ -20,7 +20,7 @@ import importlib.util
 import sys
 from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,6 +219,19 @@ def test_partial_sums_of_the_last_to_arrive_by_hand() -> None:
     )
     expected = ((3 + 32) * 262 + (1 + 8) * 128 * 128 * 4 / 40) / 1380
     assert sums_us(record) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu, chip in GPUS.items() if chip.sms])
+def test_clusters_of_more_than_two_leave_a_sixteenth_of_the_sms_idle(gpu: str) -> None:
+    chip = GPUS[gpu]
+
+    def usable(ctas: int) -> int:
+        return memory.usable_sms(SimpleNamespace(target=chip, cluster_ctas=ctas))  # type: ignore[arg-type]
+
+    assert (usable(1), usable(2)) == (chip.sms, chip.sms - chip.sms % 2)
+    for ctas in (3, 4, 8, 16):
+        assert usable(ctas) % ctas == 0
+        assert 0 <= chip.sms * 15 / 16 - usable(ctas) < ctas
 
 
 def test_stream_k_pays_where_the_last_wave_is_nearly_empty_and_k_is_long() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from cudal2gen import results
+from cudal2gen.bench import baselines
 from cudal2gen.generation.compiler import Artifact, BuildError, Ptxas
 from cudal2gen.kernel import Problem, Record, revise, space
+from cudal2gen.launch import gpu
 from cudal2gen.launch.gpu import KernelContender
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import INCUMBENT, Case, Environment, Measurements, Verdict
-from cudal2gen.tuner import executor, search
+from cudal2gen.tuner import executor, on_gpu, search
 from cudal2gen.tuner.on_gpu import GpuEnvironment, best_baseline
 from cudal2gen.tuner.proposers import Random
 from tests.cudal2gen import measured
@@ -172,3 +175,28 @@ def test_the_best_stored_baseline_is_the_fastest_that_was_measured() -> None:
     environments: dict[str, Environment] = {measured.H200.id: measured.H200, ENVIRONMENT.id: ENVIRONMENT}
     assert best_baseline(PROBLEM, Measurements(environments, [measurement])) == "cublas-nn"
     assert best_baseline(PROBLEM.model_copy(update={"k": 64}), Measurements(environments, [measurement])) is None
+
+
+def test_a_card_has_the_best_measured_baseline_of_each_problem_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without measurements it is the library's autotuning for B as the problem stores it."""
+    made: list[tuple[str, str]] = []
+
+    def contenders(names: list[str], acc: str, card: Any, tuned: Path) -> list[Any]:
+        made.extend((name, acc) for name in names)
+        return [FakeProduct(device, name, 5.0) for name in names]
+
+    device, measured_problem = FakeDevice(), PROBLEM.model_copy(update={"m": 384})
+    timings = [measured.timing("cudal2gen", [4.0]), measured.timing("cublas-nn", [5.0])]
+    stored = measured.measurement((384, 256, 128), timings, acc="f32")
+    monkeypatch.setattr(gpu, "connect", lambda index: device)
+    monkeypatch.setattr(on_gpu, "DeviceWorkshop", lambda card: Shop(device))
+    monkeypatch.setattr(baselines, "contenders", contenders)
+    monkeypatch.setattr(results, "measurements", lambda path: Measurements({measured.H200.id: measured.H200}, [stored]))
+    connected = on_gpu.connect(0, lambda _: None)
+    other_layout, other_acc = (PROBLEM.model_copy(update=change) for change in ({"layout": "nn"}, {"acc": "f16"}))
+    problems = [measured_problem, PROBLEM, other_layout, other_acc]
+    found = [connected._baseline(problem) for problem in problems * 2]
+    names = ["cublas-nn", *(f"cublaslt-autotuning-{name}" for name in ("tn", "nn", "tn"))]
+    assert [baseline.name for baseline in found if baseline is not None] == names * 2
+    assert found[:4] == found[4:]
+    assert made == [*zip(names, ("f32", "f32", "f32", "f16"), strict=True)]

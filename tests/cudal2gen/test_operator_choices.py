@@ -15,7 +15,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import inductor  # noqa: E402
+from cudal2gen.operators import call_kernels, call_native, call_torch, inductor, plan_requests  # noqa: E402
 from cudal2gen.operators.dispatch import Dispatcher  # noqa: E402
 from cudal2gen.operators.measuring import Measuring, buckets  # noqa: E402
 
@@ -62,6 +62,57 @@ def test_a_pass_that_torch_adds_is_charged_to_the_kernel(
     element_bytes = 4 if d == "f32" else 2
     expected = 3 + (m * n * element_bytes * 2) / (bandwidth / 2)
     assert extra_us == (pytest.approx(expected) if finished else 0)
+
+
+BY_TORCH = {call_torch.torch_matmul: "aten::matmul", call_torch.torch_linear: "aten::linear"}
+
+
+@pytest.mark.parametrize(("fusion", "into", "third"), [
+    ("none", False, call_native.NONE), ("none", True, call_native.OUT), ("bias_n", False, call_native.BIAS),
+])  # fmt: skip
+@pytest.mark.parametrize(("connected", "device"), [*product((True, False), (plan_requests.CPU, 0, 3))])
+@pytest.mark.parametrize("run", [*BY_TORCH, torch.addmm])
+def test_c_makes_torchs_calls_of_one_operator_on_a_card(
+    run: Any, connected: bool, device: int, fusion: str, into: bool, third: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_kernels, "NATIVE", SimpleNamespace(connected=connected))
+    request: Any = SimpleNamespace(
+        by_torch=run,
+        device=device,
+        into=into,
+        fusion=Problem(gpu="a100", acc="f32", layout="tn", m=8, n=8, k=8).revised(fusion=fusion).fusion,
+    )
+    call = call_kernels.native_by_torch(request)
+    if run not in BY_TORCH or not connected or device < 0:
+        assert call is None
+    else:
+        assert call is not None
+        assert (call.run, call.third, call._plan.third) == (run, third, third)
+        assert call._plan.torch_operator.decode() == BY_TORCH[run]
+        assert (call._plan.torch_overload or b"").decode() == ("out" if into else "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_devices_have_numbers_of_their_own(dtype: Any) -> None:
+    """Kernels are launched on CUDA devices, and on the CPU in tests only."""
+
+    def on(kind: str, index: int = -1) -> Any:
+        """A tensor on such a device."""
+        return SimpleNamespace(
+            is_cuda=kind == "cuda", is_cpu=kind == "cpu", is_meta=kind == "meta", device=SimpleNamespace(type=kind),
+            get_device=lambda: index, shape=(8, 8), stride=lambda: (8, 1), data_ptr=lambda: 64, dtype=dtype,
+            element_size=lambda: 2,
+        )  # fmt: skip
+
+    places = [on("cpu"), on("xpu"), on("meta"), on("cuda", 0), on("cuda", 3)]
+    facts = [plan_requests.facts(tensor) for tensor in places]
+    assert [fact.device for fact in facts[-2:]] == [0, 3]
+    assert len({fact.device for fact in facts}) == len(facts)
+    requests: list[Any] = [SimpleNamespace(device=fact.device) for fact in facts]
+    assert [call_kernels.on_gpu(request) for request in requests] == [False, False, False, True, True]
+    known = [dtype == torch.float16 and tensor.device.type in ("cpu", "cuda") for tensor in places]
+    assert [fact.element for fact in facts] == ["f16" if each else None for each in known]
+    assert [not fact.obstacle for fact in facts] == known
 
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

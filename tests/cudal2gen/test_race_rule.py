@@ -4,10 +4,13 @@ kernel."""
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from tests.packages import require
 
@@ -178,3 +181,14 @@ def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
     assert not rule.accepts(pairs, narrow)
     assert rule.accepts(np.full(60, math.log(1.15)), wide)
     assert rule.accepts(pairs, np.full(8, math.log(1.12))), "all of them are faster"
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=1, max_size=12), st.floats(0.5, 4))
+def test_a_kernel_wins_by_one_percent_beyond_noise(torch_us: list[float], factor: float) -> None:
+    """Samples that differ by a constant factor have no noise. If half of the pairs are much slower, it does not win."""
+    assume(abs(factor - 1.01) > 1e-6)
+    own = [us / factor for us in torch_us]
+    assert races.faster(torch_us, own) == (factor > 1.01)
+    timings = [SimpleNamespace(samples_us=samples) for samples in (own, torch_us)]
+    assert races._is_win(SimpleNamespace(timings=timings)) == (factor > 1.01)  # type: ignore[arg-type]
+    assert not races.faster(torch_us * 2, own + [us * 10 for us in torch_us])

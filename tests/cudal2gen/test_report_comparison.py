@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudal2gen import report
 from cudal2gen.generation import catalog
+from cudal2gen.report.comparison import Pair
 from cudal2gen.results import KERNEL, Measurement, Measurements
+from cudal2gen.results.ratios import Ratio
 from tests.cudal2gen.measured import campaign, measurement, shapes, timing, write
 from tests.cudal2gen.reporting import EMPTY, rows, section, steady, store_of
 from tests.cudal2gen.test_cli import error, run
@@ -123,3 +128,13 @@ def test_samples_that_make_no_pairs_are_left_out_by_line(tmp_path: Path) -> None
     assert done.returncode == 0
     assert f"note: {path}:2: a line of another form, skipped: measurement.timings=" in done.stderr
     assert "2 samples of torch.matmul and 1 of cudal2gen make no pairs" in done.stderr
+
+
+@given(st.lists(st.sampled_from((0.5, 0.99, 1.0, 1.01, 2.0)), min_size=3, max_size=3).map(sorted))
+def test_a_change_is_beyond_noise_if_its_interval_leaves_one_out(ends: list[float]) -> None:
+    """The same measurement twice has the interval from 1 to 1, which is no change."""
+    low, value, high = ends
+    row: Any = None
+    verdict = Pair(row, row, Ratio(value, low, high)).verdict
+    assert (verdict == "within noise") == (low <= 1 <= high)
+    assert verdict == "within noise" or (verdict == "faster") == (value > 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from cudal2gen import validator
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
 from cudal2gen.results import Rounding
-from cudal2gen.validator import Shape, rounding
+from cudal2gen.validator import Shape, agreement, rounding
+from cudal2gen.validator.agreement import EXACT_INPUTS
 from cudal2gen.validator.correctness import operands
 from cudal2gen.validator.rounding import ALIGNED_BITS, SAMPLE, SumModel, models, predict, ulps
 from tests.cudal2gen.paths import small
@@ -142,6 +145,39 @@ def test_cancelling_inputs_tell_models_apart() -> None:
         assert inputs == "normal" or not wide.any()
     assert shares["normal"] > 0.97
     assert shares["cancelling"] < 0.5
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("fusion", ["none", "relu", "bias_n+gelu"])
+def test_a_device_is_compared_with_the_emulator(fusion: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact sums must be equal. Rounded ones tell a model of rounding, unless something is done with them."""
+    record, rng = small(acc="f32", fusion=fusion), np.random.default_rng(1)
+
+    def execute(record: Record, artifact: Any, library: Any, shape: Shape, inputs: str, **_: Any) -> Any:
+        a, b = operands(inputs, shape.m, shape.n, shape.k, rng)
+        return SimpleNamespace(a=a, b=b, d=(a.astype(np.float32) @ b.T).astype(np.float16), findings=[])
+
+    def computed(device: Any, record: Record, contender: Any, emulated: Any) -> Any:
+        d = emulated.d.copy()
+        d[0, 0] += wrong * 8
+        return d
+
+    monkeypatch.setattr(agreement, "execute", execute)
+    monkeypatch.setattr(agreement, "product", computed)
+    monkeypatch.setattr(agreement, "LENGTHS", (64, 256))
+    built: Any = SimpleNamespace(
+        record=record, artifact=SimpleNamespace(digest="d"), library=None, open=lambda device: None
+    )
+    cases, lines = agreement.against_emulator(SimpleNamespace(model="h200"), built)  # type: ignore[arg-type]
+    kinds = [*EXACT_INPUTS, "normal", "cancelling"]
+    assert [(line.k, line.inputs) for line in lines] == [*product((64, 256), kinds)]
+    assert all((line.differing, line.max_ulp > 0) == (wrong / (32 * 32), wrong) for line in lines)
+    for line in lines:
+        tells = fusion == "none" and line.inputs not in EXACT_INPUTS
+        assert (bool(line.models), line.compared) == (tells, SAMPLE**2 * tells)
+    exact = [] if "gelu" in fusion else [*product((64, 256), EXACT_INPUTS)]
+    assert [(case.k, case.inputs) for case in cases] == exact
+    assert all(case.passed != wrong for case in cases)
 
 
 def test_the_table_names_what_predicts_most() -> None:
