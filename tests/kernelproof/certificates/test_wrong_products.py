@@ -147,11 +147,14 @@ FAULTS: dict[str, tuple[str, str]] = {
     "a store under a predicate of what was loaded": (
         STORE, f"ld.global.u16 %h1, [%q2]; setp.eq.s16 %p4, %h1, 0; @%p4 {STORE}",
     ),
+    "a division by zero without a use": (WAIT_ALL, f"mov.u32 %r43, 0; div.u32 %r44, %r3, %r43; {WAIT_ALL}"),
     "a division by zero": (WAIT_ALL, f"mov.u32 %r43, 0; div.u32 %r44, %r3, %r43; {WAIT_ALL} add.s32 %r5, %r5, %r44;"),
     "a special register that has no value": ("mov.u32 %r5, %ctaid.y;", "mov.u32 %r5, %smid;"),
     "an atomic": (STORE, f"atom.global.add.u32 %r43, [%q9], 1; {STORE}"),
     "a read of D": (STORE, f"ld.global.b32 %r41, [%q9]; {STORE}"),
 }  # fmt: skip
+# Shared memory from its ninth byte on, in all accesses alike.
+SHIFTED = ("s[2560];", "s[2568];"), ("mov.u32 %r6, s;", "mov.u32 %r6, s; add.s32 %r6, %r6, 8;")
 CONTRACTS: dict[str, tuple[str, str]] = {
     "the grid has its axes exchanged": ('"n / 8", "m / 32"', '"m / 32", "n / 8"'),
     "sizes are exchanged": ('"m", "n", "k"]\nresult', '"n", "m", "k"]\nresult'),
@@ -247,6 +250,16 @@ def test_the_product_without_a_fault_is_certified() -> None:
 def test_a_fault_of_a_product_is_refused(fault: str) -> None:
     with pytest.raises(NotCertified):
         proven(changed(*FAULTS[fault]))
+
+
+def test_accesses_that_agree_but_are_not_aligned_are_refused() -> None:
+    text = TEXT
+    for before, after in SHIFTED:
+        assert before in text
+        text = text.replace(before, after)
+    with pytest.raises(NotCertified):
+        proven(PRODUCT._replace(ptx=text))
+    assert proven(PRODUCT._replace(ptx=text.replace("%r6, 8;", "%r6, 0;"))).claims
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

@@ -70,6 +70,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     "the producer's wait is tried once": ("@!%p4 bra TRY_P;", ""),
     "the producer's wait goes on while it fails": ("@!%p4 bra TRY_P;", "@%p4 bra TRY_P;"),
     "the producer's wait tries another parity": ("@!%p4 bra TRY_P;", "xor.b32 %r11, %r11, 1; @!%p4 bra TRY_P;"),
+    "the producer's next try has another parity": (
+        "@!%p4 bra TRY_P;", "@%p4 bra OPEN; xor.b32 %r11, %r11, 1; bra.uni TRY_P; OPEN:",
+    ),
     "the producer loads between two tries": ("@!%p4 bra TRY_P;", "fence.proxy.async.shared::cta; @!%p4 bra TRY_P;"),
     "the producer waits for the other phase": ("mov.u32 %r11, 1;", "mov.u32 %r11, 0;"),
     "the producer waits for the other stage": ("[%r15+2056], %r11", "[%r15+2072], %r11"),
@@ -100,6 +103,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     "A is not loaded": (LOAD_A, ""),
     "B is not loaded": (LOAD_B, ""),
     "A is loaded twice": (LOAD_A, LOAD_A + LOAD_A),
+    "A is loaded twice, as many bytes as are expected": (
+        f"mov.u32 %r21, 768;\n  {EXPECT}\n  {LOAD_A}", f"mov.u32 %r21, 1280; {EXPECT} {LOAD_A} {LOAD_A}",
+    ),
     "A is loaded under a predicate": (LOAD_A, f"@!%p3 {LOAD_A}"),
     "A's bytes count at empty": (LOAD_A, LOAD_A.replace("[%r16]", "[%r15+2056]")),
     "A's bytes count at the other stage": (LOAD_A, f"xor.b32 %r24, %r16, 16; {LOAD_A.replace('[%r16]', '[%r24]')}"),

@@ -161,6 +161,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "sums are loaded before the wait": ("TRY_S:", f"add.s32 %r60, %r58, %r52; {LOAD_1}\nTRY_S:"),
     "sums of the other place are loaded": (LOAD_1, f"xor.b32 %r72, %r58, 16; add.s32 %r60, %r72, %r52; {LOAD_1}"),
     "a warp loads another warp's lanes": ("shl.b32 %r52, %r51, 21;", "xor.b32 %r52, %r51, 1; shl.b32 %r52, %r52, 21;"),
+    "warps exchange their rows": ("and.b32 %r51, %r3, 3;", "and.b32 %r51, %r3, 3; xor.b32 %r51, %r51, 1;"),
     "all warps load the first lanes": ("shl.b32 %r52, %r51, 21;", "mov.u32 %r52, 0;"),
     "lanes load from different addresses": (LOAD_1, f"add.s32 %r60, %r60, %r32; {LOAD_1}"),
     "the second half of rows is the first one": ("add.s32 %r61, %r60, 1048576;", "mov.u32 %r61, %r60;"),
@@ -171,6 +172,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "one warp does not load": (LOAD_1, f"setp.eq.s32 %p14, %r51, 0; @%p14 bra NOT; {LOAD_1} NOT:"),
     "loads are not waited for": (WAIT_LOADS, ""),
     "loads are waited for before the last one begins": (f"{LOAD_2}\n  {WAIT_LOADS}", f"{WAIT_LOADS}\n  {LOAD_2}"),
+    "a register is read while it is loaded": (WAIT_LOADS, f"cvt.rn.f16x2.f32 %r64, %f2, %f1; {WAIT_LOADS}"),
     "a register is overwritten while it is loaded": (WAIT_LOADS, f"mov.f32 %f3, 0f00000000; {WAIT_LOADS}"),
     "no fence before accumulators are handed back": (BEFORE, "bar.warp.sync -1;"),
     "lanes do not meet before accumulators are handed back": (BEFORE, "tcgen05.fence::before_thread_sync;"),
@@ -297,6 +299,18 @@ LAUNCHES: dict[str, Callable[[Claim], Claim]] = {
 }
 
 
+# Faults of several parts of the text, none of which is a fault where the others are as they should be.
+TOGETHER: dict[str, tuple[tuple[str, str], ...]] = {
+    "48 columns are allocated and freed": (
+        (ALLOCATE, ALLOCATE.replace("32;", "48;")), (FREE, FREE.replace("32;", "48;")),
+    ),
+    "columns are allocated twice, and the second ones are used": (
+        (ALLOCATE, f"{ALLOCATE} add.s32 %r6, %r6, 8; {ALLOCATE}"), (ADDRESS, ADDRESS.replace("13376", "13384")),
+    ),
+    "all is for a pair": tuple((each, each.replace("::1", "::2")) for each in (ALLOCATE, PERMIT, MMA, FREE)),
+}  # fmt: skip
+
+
 def changed(before: str, after: str, ranks: int = 1) -> str:
     """The kernel's text with a fault. Fails if the right text has no place for it."""
     text = rings.text(ranks)
@@ -313,6 +327,16 @@ def test_the_kernel_without_a_fault_is_certified_and_its_certificate_holds(ranks
 def test_a_fault_of_tensor_memory_is_refused(fault: str) -> None:
     with pytest.raises(NotCertified):
         proven(changed(*FAULTS[fault]), rings.claim())
+
+
+@pytest.mark.parametrize("fault", TOGETHER)
+def test_faults_that_fit_each_other_are_refused(fault: str) -> None:
+    text = rings.text()
+    for before, after in TOGETHER[fault]:
+        assert before in text
+        text = text.replace(before, after)
+    with pytest.raises(NotCertified):
+        proven(text, rings.claim())
 
 
 @pytest.mark.parametrize("fault", PAIR)

@@ -45,6 +45,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     "the stage of the k-tile is handed back": (
         "and.pred %p16, %p15, %p17;", "and.pred %p16, %p15, %p17; mov.u32 %r56, %r10;",
     ),
+    "two warps hand back the other stage": (
+        "shl.b32 %r50, %r56, 4;", "and.b32 %r50, %r41, 1; xor.b32 %r50, %r50, %r56; shl.b32 %r50, %r50, 4;",
+    ),
     "no stage is handed back after the loop": ("@!%p17 bra LAST;", "bra.uni LAST;"),
     "a stage is handed back twice": (
         LAST, "LAST: @!%p17 bra TWICE; shl.b32 %r50, %r56, 4; add.s32 %r50, %r50, %r64;"
@@ -79,6 +82,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     "sums in f16": (MMA, MMA.replace("f32.f16.f16 {%f1, %f2, %f3, %f4}", "f16.f16.f16 {%r65, %r66}")),
     "sums of the last k-tile": ("%q5, %q6, %p15", "%q5, %q6, 0"),
     "sums of the item before": ("%q5, %q6, %p15", "%q5, %q6, 1"),
+    "one lane adds to the sums of the item before": (
+        MMA, f"setp.eq.s32 %p18, %r32, 5; or.pred %p19, %p15, %p18; {MMA.replace('%p15', '%p19')}",
+    ),
     "lanes differ in whether they add": ("%q5, %q6, %p15", "%q5, %q6, %p8"),
     "whether products are added depends on the problem": (MMA, f"setp.gt.s32 %p15, %r9, 5; {MMA}"),
     "a product is added twice": (MMA, f"{MMA} {MMA.replace('%p15', '1')}"),
