@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 from types import SimpleNamespace
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cudal2gen.kernel import Record
 from cudal2gen.validator.wave_contracts import claims
 from kernelproof.certificates import Claim, Contract, Facts, Pipeline, Polynomial
+from kernelproof.certificates.pipelines import ItemKind
 from tests.cudal2gen.paths import ring
 
 RECORD = ring(stages=2, stream_k=True, cluster=[2, 2])
@@ -140,11 +142,12 @@ def launches() -> Iterator[Launch]:
         yield Launch(rows, cols, band, steps, clusters)
 
 
-def stated() -> dict[tuple[int, bool, bool], Claim]:
+@cache
+def stated(record: Record = RECORD) -> dict[tuple[int, bool, bool], Claim]:
     """(along n, in a full band, whether the last wave is shared out) -> the claim."""
     program: Any = SimpleNamespace(offsets=list(range(14)))
     keys = product((0, 1), (True, False), (False, True))
-    return dict(zip(keys, claims(RECORD, program), strict=True))
+    return dict(zip(keys, claims(record, program), strict=True))
 
 
 def kind_of(part: Part, steps: int) -> int:
@@ -170,6 +173,62 @@ def check_item(contract: Contract, part: Part, names: dict[str, int], current: P
     if contract.slices is not None and contract.slices.slab is not None:
         expected = part.names["cluster"] + names["in_wave"] + names["rank"] * (names["grid_x"] + names["tail"])
         assert value(contract.slices.slab, names) == expected
+
+
+def check_last(kind: ItemKind, names: dict[str, int], is_last: bool) -> None:
+    """Assert that of the cases in which a CTA has or has not a next item exactly one holds, and that it is the right
+    one."""
+    holding = [no_next for no_next, limits in kind.last if all(value(limit, names) >= 0 for limit in limits)]
+    assert holding == [is_last]
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
+def test_the_parts_of_tiles_that_begin_within_d_are_left_and_no_others(cluster: tuple[int, int]) -> None:
+    """The last cluster tile of D has one row or column, or all of them. CTAs beyond D leave nothing, and the claim
+    states no case that no CTA has."""
+    record = ring(stages=2, stream_k=True, cluster=[*cluster])
+    launch = Launch(3, 2, 1, 2, 4)
+    items, seen = Items(launch), set[tuple[int, bool]]()
+    last = launch.rows * launch.cols - 1
+    for along_n, (most_m, most_n) in product((0, 1), product((False, True), (False, True))):
+        claim = stated(record)[along_n, True, True]
+        assert isinstance(claim.ring, Pipeline)
+        place = place_names(launch, last, along_n)[1]
+        names = launch_names(items) | place | {
+            "in_m": most_m * (record.bm * cluster[0] - 1), "in_n": most_n * (record.bn * cluster[1] - 1),
+        }  # fmt: skip
+        for pipeline in (claim.ring, *(peer for _, peer in claim.ring.peers)):
+            at = pipeline.rank % cluster[0], pipeline.rank // cluster[0]
+            within = all(many or not own for many, own in zip((most_m, most_n), at, strict=True))
+            kinds = [kind for kind in pipeline.kinds if kind.after_products]
+            assert len(kinds) == 3, "a part of a tile, and the two items of a share in two tiles"
+            for kind in kinds:
+                assert len(kind.after_products) == 2 ** sum(own > 0 for own in at)
+                known = {id(each) for each in kind.contract.facts.assumed}
+                cases = [
+                    case for case in kind.after_products
+                    if all(value(each, names) >= 0 for each in case.facts.assumed if id(each) not in known)
+                ]  # fmt: skip
+                assert [(case.tile is not None, case.slices is not None) for case in cases] == [(within, within)]
+                seen.add((pipeline.rank, within))
+    ranks = range(cluster[0] * cluster[1])
+    assert seen == {(rank, within) for rank in ranks for within in (True, False) if rank or within}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("along_n", [0, 1])
+def test_a_cta_of_full_waves_has_a_next_item_if_there_is_a_tile_for_it(along_n: int) -> None:
+    contracts = stated()
+    for launch in launches():
+        items = Items(launch)
+        for tile in range(items.whole):
+            full, place = place_names(launch, tile, along_n)
+            pipeline: Any = contracts[along_n, full, bool(items.tail)].ring
+            kind = pipeline.kinds[4 if items.tail else 0]
+            # A CTA has an item of a shared last wave, which may be empty.
+            check_last(kind, launch_names(items) | place, not items.tail and tile + launch.clusters >= items.whole)
+    for number, is_last in enumerate((False, False, False, True, False, False, True)):
+        check_last(contracts[along_n, True, True].ring.kinds[number], {}, is_last)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
