@@ -401,6 +401,40 @@ def test_a_pair_gives_columns_back_after_the_accesses_of_both_ctas(late: str, ad
     assert any("of the CTA's peer" in report.message for report in reports)
 
 
+@pytest.mark.parametrize("column", [0, 63])
+@pytest.mark.parametrize(("used", "freed"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_columns_are_given_back_after_the_accesses_to_them_alone(
+    column: int, used: int, freed: int, ordered: bool
+) -> None:
+    """Warp 2 stores to a column of one of two blocks, and warp 0 gives one back. Warp 0 knows by a flag that the store
+    is over, but only a barrier orders it."""
+    allocate = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32"
+    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32"
+    head = HEAD.replace(f"{allocate} [%s], 128;", f"{allocate} [%s], 64; {allocate} [%s+4], 64;")
+    text = f"""{head}
+      ld.shared.u32 %a0, [%s]; ld.shared.u32 %a1, [%s+4]; st.volatile.shared.u32 [%s+8], 0; bar.sync 0;
+      sub.u32 %own, %own, %base; add.u32 %own, %own, %a{used};
+      setp.eq.u32 %P, %t, 64; shr.u32 %u, %t, 5; setp.ne.u32 %Q, %u, 2; @%Q bra stored;
+      tcgen05.st.sync.aligned.32x32b.x1.b32 [%own+{column}], {{%t}}; tcgen05.wait::st.sync.aligned;
+      @%P st.volatile.shared.u32 [%s+8], 1;
+    stored: {"bar.sync 0;" if ordered else ""}
+      setp.lt.u32 %P, %t, 32; @!%P bra freed;
+    again: ld.volatile.shared.u32 %u, [%s+8]; setp.eq.u32 %Q, %u, 0; @%Q bra again;
+      {free} %a{freed}, 64;
+    freed: bar.sync 0; @!%P bra end;
+      {free} %a{1 - freed}, 64;
+    end: ret; }}"""
+    text = text.replace(".reg .pred %P;", ".reg .pred %P, %Q;")
+    memory = Memory()
+    arguments = [memory.upload(np.zeros(1, np.uint32)) for _ in range(2)]
+    result = emulator.load(text).launch(
+        "k", grid=1, block=128, args=arguments, memory=memory, shared_bytes=1024, device=B200
+    )
+    kinds = {report.kind for report in result.reports if report.kind.startswith("tensor")}
+    assert kinds == ({"tensor-memory-race"} if used == freed and not ordered else set())
+
+
 # --- cluster launch control
 
 
