@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -431,3 +433,12 @@ def test_the_environments_model_is_frozen() -> None:
         record = space.candidates(SMALL.model_copy(update={"m": m, "n": n, "k": k})).records[0]
         assert model.frozen_us(record) == pytest.approx(us, rel=1e-9)
         assert not math.isclose(model.estimate(record).us, us, rel_tol=1e-3)
+
+
+@given(st.integers(0, 3), st.booleans())
+def test_a_proposers_search_starts_from_the_best_trial_else_from_the_incumbent(count: int, known: bool) -> None:
+    trials = [SimpleNamespace(record={"bm": 64 + number}) for number in range(count)]
+    incumbent = SimpleNamespace(decisions=lambda: {"bm": 32}) if known else None
+    question: Any = SimpleNamespace(ranked=trials, incumbent=incumbent)
+    proposer = object.__new__(CostModelProposer)
+    assert proposer._starts(question) == [{"bm": 64} if count else {"bm": 32} if known else {}]

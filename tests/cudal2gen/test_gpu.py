@@ -126,6 +126,12 @@ def test_a_stand_in_takes_the_place_of_the_device(monkeypatch: pytest.MonkeyPatc
             gpu.connect()
 
 
+@pytest.mark.parametrize(("name", "model"), [("NVIDIA H200", "h200"), ("NVIDIA of tomorrow", "NVIDIA of tomorrow")])
+def test_a_cards_verdicts_are_of_its_model_else_of_its_name(name: str, model: str, h200: Gpu) -> None:
+    h200._properties.name = name
+    assert (h200.name, h200.model) == (name, model)
+
+
 @pytest.fixture
 def h200() -> Gpu:
     """A Gpu with invented properties, on which nothing can be run."""

@@ -217,3 +217,24 @@ def test_ever_new_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
         cudal2gen.matmul(torch.ones(2, k).half(), torch.ones(k, 2).half())
     assert len(dispatcher.plans) <= 4
     assert dispatcher.stats()["torch"] == {"on the CPU": 11}, "what was forgotten is counted"
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_plan_is_for_tensors_that_begin_alike(
+    into: bool, device: EmulatedDevice, kernels: dispatch.Dispatcher
+) -> None:
+    """A kernel that reads or writes vectors of 16 bytes does not take tensors that begin between them. Each tensor has
+    an offset of its own; the product is right, and offsets that differ by 16 bytes share a plan."""
+    shapes = (16, 64), (64, 32), (16, 32)
+
+    def at(shape: tuple[int, int], offset: int) -> Any:
+        """A matrix of ones that begins ``offset`` elements after a multiple of 32 bytes."""
+        memory = device.empty(shape[0] * shape[1] + 16)
+        return memory.fill_(1.0)[offset : offset + shape[0] * shape[1]].view(shape)
+
+    for moved, offset in itertools.product(range(3 if into else 2), (0, 4, 8)):
+        a, b, out = (at(shape, offset if moved == number else 0) for number, shape in enumerate(shapes))
+        d = cudal2gen.matmul(a, b, out=out.zero_()) if into else cudal2gen.matmul(a, b)
+        assert torch.equal(d, torch.full((16, 32), 64.0).half())
+    # All aligned, and one offset of each tensor.
+    assert len(kernels.plans) == 1 + (3 if into else 2)
