@@ -14,11 +14,14 @@ from cudal2gen.kernel import Sm80Multistage
 from kernelproof import sass
 from kernelproof.sass import Graph, Summary
 from kernelproof.sass.elf import sections
+from kernelproof.sass.simulation import steady_cycles
 from kernelproof.sass.stripping import EMPTIED_SECTIONS, without_lines
+from scripts import machine_code
 from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import STRAIGHT, multistage
 from tests.draws import drawn_by
 from tests.kernelproof.test_sass_decoding import segments
+from tests.kernelproof.test_sass_simulation import MMA, code
 
 KINDS = ("single", "single_intra_tile", "none", "multi", "pingpong", "staggered")
 
@@ -52,6 +55,19 @@ def summaries() -> dict[str, Summary]:
         name: sass.summarise(artifact.cubin, tile_mmas=tile_mmas(record))
         for (name, record), artifact in zip(RECORDS.items(), artifacts, strict=True)
     }
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_no_main_loop_takes_less_than_its_bound(name: str, summaries: dict[str, Summary]) -> None:
+    assert machine_code.loop_bound(RECORDS[name]) <= summaries[name].loop_cycles
+
+
+def test_mmas_and_a_barrier_alone_take_the_bound_of_a_loop() -> None:
+    """Two MMAs stand 23 cycles apart around a barrier. Where k is a constant, the bound counts no barrier."""
+    rolled, straight = RECORDS["single"], multistage(bk=64, unroll_k=True, bake=["k"], **prefetch("single"))
+    mmas = [MMA] * tile_mmas(rolled)
+    assert machine_code.loop_bound(rolled) == steady_cycles([*mmas, code("BAR.SYNC")])
+    assert machine_code.loop_bound(straight) == steady_cycles(mmas)
 
 
 @pytest.mark.parametrize("name", RECORDS)
