@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 
-# The program of the process that forks.
+# The program of the process that forks commands.
 START = "from tests.commands import serve; serve({program!r})"
 # Modules of a program: the command line and the modules that its verbs import.
 IMPORTED_AHEAD = {
@@ -45,7 +45,10 @@ class Server(NamedTuple):
 
 @cache
 def server(program: str, _owner: int) -> Server:
-    """The process that forks, one for each process id. It ends when this process closes its end of the pipe."""
+    """The process that forks commands. It ends when this process closes its end of the pipe.
+
+    ``_owner``: the id of this process, so that a fork of it does not share the pipe.
+    """
     start = START.format(program=program)
     process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -95,8 +98,8 @@ def serve(program: str) -> None:
 
 
 def _become(program: str, arguments: list[str], variables: dict[str, str], directory: str, outputs: str) -> None:
-    """Gives this process these arguments, variables and folder, and files as its outputs, as if it had been started
-    so."""
+    """Gives this process the arguments, variables and folder of a request, and the files ``out`` and ``err`` of the
+    folder ``outputs`` as its outputs."""
     sys.argv = [program, *arguments]
     os.environ.clear()
     os.environ.update(variables)

@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out thorough tests and cases beyond the draw unless all are asked for, and puts the longest files
     first."""
-    long = {item for item in items if item.get_closest_marker("thorough")} | beyond_the_draw(items)
+    long = {item for item in items if item.get_closest_marker("thorough")} | undrawn_cases(items)
     if long and not draws.THOROUGH:
         config.hook.pytest_deselected(items=[*long])
         items[:] = [item for item in items if item not in long]
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-def beyond_the_draw(items: list[pytest.Item]) -> set[pytest.Item]:
+def undrawn_cases(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases that ``one_in(step)`` leaves to ``make thorough``: all but every ``step``-th of a test's cases."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
@@ -92,7 +92,7 @@ def _disassembler_that_remembers() -> None:
     from kernelproof.ground import places, toolchain
 
     with suppress(toolchain.ToolchainError):
-        script = disassembly.remembering(toolchain.find_nvdisasm(), places.user_cache())
+        script = disassembly.caching_disassembler(toolchain.find_nvdisasm(), places.user_cache())
         os.environ.setdefault("KERNELPROOF_NVDISASM", str(script))
 
 

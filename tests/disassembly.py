@@ -23,7 +23,7 @@ exec cat "$answer"
 """
 
 
-def remembering(program: Path, cache: Path) -> Path:
+def caching_disassembler(program: Path, cache: Path) -> Path:
     """A program that stands in for nvdisasm, with a folder of answers for each version of ``program``."""
     state = program.stat()
     identity = hashlib.sha256(f"{program}\0{state.st_size}\0{state.st_mtime_ns}\0{SCRIPT}".encode()).hexdigest()[:20]

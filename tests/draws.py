@@ -13,22 +13,22 @@ T = TypeVar("T")
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 
-def drawn(items: Sequence[T], step: int) -> Sequence[T]:
+def draw_part(items: Sequence[T], step: int) -> Sequence[T]:
     """Every ``step``-th item, the first included; all of them in ``make thorough``."""
     return items if THOROUGH else items[::step]
 
 
-def few_by(key: Callable[[T], Hashable], items: Sequence[T], most: int) -> list[T]:
+def draw_few_by_key(key: Callable[[T], Hashable], items: Sequence[T], most: int) -> list[T]:
     """At most ``most`` items of each key, spread evenly; all of them in ``make thorough``."""
     keys = dict.fromkeys(map(key, items))
     groups = [[item for item in items if key(item) == each] for each in keys]
-    return [item for group in groups for item in drawn(group, -(-len(group) // most))]
+    return [item for group in groups for item in draw_part(group, -(-len(group) // most))]
 
 
-def drawn_by(key: Callable[[T], Hashable], items: Sequence[T], step: int) -> list[T]:
-    """``drawn`` applied to the items of each key, so that each key has at least one."""
+def draw_part_by_key(key: Callable[[T], Hashable], items: Sequence[T], step: int) -> list[T]:
+    """``draw_part`` applied to the items of each key, so that each key has at least one."""
     keys = dict.fromkeys(map(key, items))
-    return [item for each in keys for item in drawn([item for item in items if key(item) == each], step)]
+    return [item for each in keys for item in draw_part([item for item in items if key(item) == each], step)]
 
 
 def without_constants_of_modules() -> None:

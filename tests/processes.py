@@ -18,13 +18,14 @@ MARK = "CUDAL2GEN_TEST_MARK"
 END_S, LIFE_S = 30.0, 120.0
 
 
-def marked(name: object) -> dict[str, str]:
-    """This process's environment with a variable that descendants inherit, by which ``alive`` finds them."""
+def marked_environment(name: object) -> dict[str, str]:
+    """This process's environment with a variable that descendants inherit, by which ``living_processes`` finds them."""
     return os.environ | {MARK: str(name)}
 
 
-def alive(name: object) -> dict[int, str]:
-    """The processes that were started with ``marked(name)`` and have not ended: the command line of each by its id."""
+def living_processes(name: object) -> dict[int, str]:
+    """The command lines, by process id, of the processes that were started with ``marked_environment(name)`` and have
+    not ended."""
     variable = f"{MARK}={name}".encode()
     commands = {}
     for entry in Path("/proc").iterdir():
@@ -36,27 +37,27 @@ def alive(name: object) -> dict[int, str]:
 
 
 @contextmanager
-def memory(gib: float) -> Iterator[None]:
+def use_memory(gib: float) -> Iterator[None]:
     """Makes this process use this much memory during the block."""
     pages = b"x" * int(gib * process_tree.GIB)
     yield
     del pages
 
 
-def hold(gib: float, seconds: float = LIFE_S) -> None:
+def hold_memory(gib: float, seconds: float = LIFE_S) -> None:
     """Uses this much memory for some time."""
-    with memory(gib):
+    with use_memory(gib):
         time.sleep(seconds)
 
 
 def kill(name: object) -> None:
     """Kills the processes that a failed test has left."""
-    for pid in alive(name):
+    for pid in living_processes(name):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def until(condition: Callable[[], object], seconds: float = 300.0) -> float:
+def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> float:
     """Waits for a condition and returns the seconds that it took. Fails if it takes longer than ``seconds``."""
     begin = time.monotonic()
     while not condition():

@@ -86,7 +86,7 @@ def test_cudal2gen_uses_a_room_by_its_documented_names(room: str, checkout: Path
     """Like any user, it uses names of the package itself and of none of its modules."""
     documented = {room, *(f"{room}.{name}" for name in importlib.import_module(room).__all__)}
     for path in sorted((checkout / "cudal2gen").rglob("*.py")):
-        names = {name for name in imported(ast.parse(path.read_text())) if name.startswith(room)}
+        names = {name for name in imported_modules(ast.parse(path.read_text())) if name.startswith(room)}
         assert names <= documented, f"{path}: {names - documented}"
 
 
@@ -94,12 +94,12 @@ def test_cudal2gen_uses_a_room_by_its_documented_names(room: str, checkout: Path
 def test_kernelproof_imports_nothing_of_cudal2gen(checkout: Path) -> None:
     for folder in ("kernelproof", "tests/kernelproof"):
         for path in sorted((checkout / folder).rglob("*.py")):
-            for name in imported(ast.parse(path.read_text())):
+            for name in imported_modules(ast.parse(path.read_text())):
                 assert name.split(".")[0] != "cudal2gen", path
                 assert not name.startswith("tests.cudal2gen"), path
 
 
-def imported(tree: ast.AST) -> list[str]:
+def imported_modules(tree: ast.AST) -> list[str]:
     """Modules that a file imports anywhere."""
     names: list[str] = []
     for node in ast.walk(tree):
@@ -110,7 +110,7 @@ def imported(tree: ast.AST) -> list[str]:
     return names
 
 
-def loaded(statement: str, checkout: Path) -> set[str]:
+def modules_after(statement: str, checkout: Path) -> set[str]:
     """The top-level modules that a new process of a checkout has imported after a statement."""
     program = f"{statement}\nimport sys; print(*{{name.split('.')[0] for name, it in sys.modules.items() if it}})"
     variables = os.environ | {"PYTHONPATH": str(checkout)}
@@ -149,7 +149,7 @@ def test_kernelproof_stands_alone(
         "        importlib.import_module(module.name)\n"
         f"assert kernelproof.__file__.startswith({str(tmp_path)!r}), kernelproof.__file__"
     )
-    assert "cudal2gen" not in loaded(statement, tmp_path)
+    assert "cudal2gen" not in modules_after(statement, tmp_path)
 
 
 @pytest.mark.slow
@@ -167,12 +167,12 @@ def test_kernelproof_stands_alone(
     ],
 )
 def test_what_needs_no_torch_imports_none(checkout: Path, statement: str, absent: set[str]) -> None:
-    assert not loaded(statement, checkout) & absent
+    assert not modules_after(statement, checkout) & absent
 
 
 def test_only_the_ground_machine_code_and_numpy_are_below_the_emulator(checkout: Path) -> None:
     for path in sorted((checkout / "kernelproof" / "emulator").rglob("*.py")):
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported_modules(ast.parse(path.read_text())):
             own = name.startswith(("kernelproof.emulator", "kernelproof.ground", "kernelproof.sass"))
             assert own or name.split(".")[0] in sys.stdlib_module_names | {"numpy", "__future__"}, f"{path}: {name}"
 

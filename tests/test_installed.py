@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.draws import drawn
+from tests.draws import draw_part
 
 READMES = ("README.md", "kernelproof/README.md")
 NEEDS = {
@@ -75,7 +75,7 @@ def commands_of(page: str, text: str) -> list[Command]:
     return found
 
 
-def documented(checkout: Path) -> list[Command]:
+def documented_commands(checkout: Path) -> list[Command]:
     """The commands in the blocks of all pages."""
     pages = [checkout / "README.md", *sorted((checkout / "docs").rglob("*.md"))]
     if (checkout / "kernelproof/README.md").is_file():
@@ -156,9 +156,11 @@ def test_commands_of_the_pages_run(installed: Installed, checkout: Path, tmp_pat
 
     ``make test`` takes both READMEs and every fifth of the other pages, ``make thorough`` all pages.
     """
-    commands = documented(checkout)
+    commands = documented_commands(checkout)
     pages = dict.fromkeys(command.page for command in commands if not command.needs)
-    taken = {page for page in pages if page in READMES} | {*drawn([page for page in pages if page not in READMES], 5)}
+    taken = {page for page in pages if page in READMES} | {
+        *draw_part([page for page in pages if page not in READMES], 5)
+    }
     if left_out := [f"{command} ({', '.join(command.needs)})" for command in commands if command.needs]:
         warnings.warn("not run:\n" + "\n".join(left_out), stacklevel=1)
     faults = []
@@ -166,12 +168,12 @@ def test_commands_of_the_pages_run(installed: Installed, checkout: Path, tmp_pat
         if not command.needs and command.page in taken:
             folder = tmp_path / command.page
             folder.mkdir(parents=True, exist_ok=True)
-            faults += [f"{command}: {fault}" for fault in wrong(command, folder, installed.variables)]
+            faults += [f"{command}: {fault}" for fault in differences(command, folder, installed.variables)]
     assert faults == []
     assert sum(not command.needs for command in commands) > 10
 
 
-def wrong(command: Command, folder: Path, variables: dict[str, str]) -> Iterator[str]:
+def differences(command: Command, folder: Path, variables: dict[str, str]) -> Iterator[str]:
     """Runs a command and yields its differences from the page. A ``cat`` of a missing file writes the file instead."""
     if (made := re.fullmatch(r"cat ([\w.]+)", command.text)) and not (folder / made[1]).exists():
         (folder / made[1]).write_text(command.shown)
@@ -192,7 +194,7 @@ def wrong(command: Command, folder: Path, variables: dict[str, str]) -> Iterator
 
 
 def test_commands_name_what_they_need(checkout: Path) -> None:
-    unknown = [str(command) for command in documented(checkout) if not set(command.needs) <= NEEDS.keys()]
+    unknown = [str(command) for command in documented_commands(checkout) if not set(command.needs) <= NEEDS.keys()]
     assert unknown == [], f"write one of {', '.join(NEEDS)} after ```console, or nothing"
 
 
@@ -222,11 +224,11 @@ def test_figures_are_numbers_and_names_without_times_and_paths() -> None:
     ],
 )
 def test_a_command_that_differs_from_its_page_is_a_fault(text: str, shown: str, faults: int, tmp_path: Path) -> None:
-    assert len(list(wrong(Command("page", 1, text, shown, ()), tmp_path, dict(os.environ)))) == faults
+    assert len(list(differences(Command("page", 1, text, shown, ()), tmp_path, dict(os.environ)))) == faults
 
 
 def test_a_file_that_a_page_shows_is_written_once(tmp_path: Path) -> None:
     for shown in ("text 1\n", "text 1\n", "text 2\n"):
-        faults = list(wrong(Command("page", 1, "cat a.txt", shown, ()), tmp_path, dict(os.environ)))
+        faults = list(differences(Command("page", 1, "cat a.txt", shown, ()), tmp_path, dict(os.environ)))
         assert bool(faults) == (shown != "text 1\n")
     assert (tmp_path / "a.txt").read_text() == "text 1\n"

@@ -24,7 +24,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": str(tmp_path)}
 
 
-def hidden(checkout: Path, environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+def run_without_cuda(checkout: Path, environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     """Executes a command by the script."""
     script = checkout / "scripts/without_cuda"
     return subprocess.run([script, *command], capture_output=True, text=True, env=environment, check=False)
@@ -35,12 +35,12 @@ def test_programs_and_variables_are_hidden_and_their_neighbours_stay(
 ) -> None:
     visible = subprocess.run(["sh", "-c", PROBE], capture_output=True, text=True, env=environment, check=False)
     assert {"nvcc", "ptxas", "other", "python3", environment["CUDA_HOME"]} <= set(visible.stdout.splitlines())
-    done = hidden(checkout, environment, "sh", "-c", f"{PROBE} exit 7")
+    done = run_without_cuda(checkout, environment, "sh", "-c", f"{PROBE} exit 7")
     assert (done.stdout.splitlines(), done.returncode) == (["other", "python3", ""], 7)
 
 
 def test_a_python_next_to_nvcc_keeps_its_own_path(checkout: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    done = hidden(checkout, environment, "python3", "-c", "import sys; print(sys.executable)")
+    done = run_without_cuda(checkout, environment, "python3", "-c", "import sys; print(sys.executable)")
     assert done.stdout.strip() == str(tmp_path / "python3")
 
 
@@ -49,5 +49,5 @@ def test_the_toolkits_folder_is_empty_where_mounts_are_permitted(checkout: Path,
     permitted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     contents = {path.name for folder in Path("/usr/local").glob("cuda*") for path in folder.iterdir()}
     command = 'for folder in /usr/local/cuda*; do [ ! -d "$folder" ] || ls -A "$folder"; done'
-    done = hidden(checkout, dict(os.environ), "sh", "-c", command)
+    done = run_without_cuda(checkout, dict(os.environ), "sh", "-c", command)
     assert set(done.stdout.splitlines()) == (set() if permitted else contents)

@@ -45,7 +45,7 @@ def question(trials: tuple[Trial, ...] = (), problem: Problem = PROBLEM) -> Ques
     return Question(candidates(problem), trials, incumbent(problem), keys)
 
 
-def measured_trials(*changes: dict[str, Any]) -> tuple[Trial, ...]:
+def measure_trials(*changes: dict[str, Any]) -> tuple[Trial, ...]:
     """Trials of the incumbent with these changes, timed by the model environment."""
     decisions = incumbent().model_dump(mode="json")
     records = [parse(decisions | change) for change in changes]

@@ -189,7 +189,7 @@ def floods(chunks: int = 64) -> Step:
 
 
 @contextmanager
-def serving(*script: Step, forever: bool = False) -> Iterator[Server]:
+def serve_script(*script: Step, forever: bool = False) -> Iterator[Server]:
     """Runs a script, a step per request, and repeats the last step if ``forever``. Raises faults of the client."""
     server = Server(script, forever)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

@@ -15,9 +15,9 @@ from cudal2gen.kernel import FAMILIES
 from cudal2gen.launch import gpu
 from tests.conftest import STDERR
 from tests.cudal2gen import faulty, idle_runtime
-from tests.cudal2gen.emulated_operators import device, kernels, opened, operator_device
+from tests.cudal2gen.emulated_operators import device, kernels, opened_pack, operator_device
 
-__all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
+__all__ = ["device", "kernels", "opened_pack", "operator_device"]  # fixtures
 
 # Compiled kernels outlive a clone: they are cached by content, outside of it, unless the caller says where.
 os.environ.setdefault("CUDAL2GEN_BUILD_DIR", str(places.user_cache() / "test-build"))

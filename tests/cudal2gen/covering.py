@@ -98,7 +98,7 @@ def values(record: Record) -> Iterator[Hashable]:
         )
 
 
-def of_family(shown: Mapping[str, set[Any]]) -> dict[str, set[Hashable]]:
+def features_by_family(shown: Mapping[str, set[Any]]) -> dict[str, set[Hashable]]:
     """The features of each path, each with the path's family: a set of paths must cover a feature in every family."""
     return {name: {(PATHS[name].family, feature) for feature in features} for name, features in shown.items()}
 
@@ -117,9 +117,9 @@ def cover(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> lis
 def sets(checkout: Path) -> tuple[list[str], list[str]]:
     """The paths that cover every branch, and further paths that cover every value of a field."""
     branches = branches_by_path(checkout)[0]
-    first = cover(of_family(branches))
+    first = cover(features_by_family(branches))
     shown = {name: {*branches[name], *values(record)} for name, record in PATHS.items()}
-    return first, cover(of_family(shown), first)
+    return first, cover(features_by_family(shown), first)
 
 
 def renew(checkout: Path) -> None:

@@ -1,6 +1,6 @@
 """Fixtures for operators on an emulated device.
 
-The pack ``opened`` is for the card ``GPU``. Modules that need other kernels define an ``opened`` of their own.
+``opened_pack`` is for the card ``GPU``. Modules that need other kernels define an ``opened_pack`` of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GPU = "a100"
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     """A pack whose only kernel computes products of any size."""
     table = packed.table([packed.RECORDS["predicated"]])
     return open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
@@ -42,10 +42,12 @@ def operator_device(device: EmulatedDevice) -> OperatorDevice:
 
 
 @pytest.fixture
-def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[Dispatcher]:
-    """Makes the operators run the kernels of ``opened`` on the emulated device, and yields their dispatcher. A call
-    takes the nearest kernel, whether it was measured or not."""
+def kernels(operator_device: OperatorDevice, opened_pack: Pack) -> Iterator[Dispatcher]:
+    """Makes the operators run the kernels of ``opened_pack`` on the emulated device, and yields their dispatcher.
+
+    A call takes the nearest kernel, whether it was measured or not.
+    """
     from cudal2gen.operators import emulated
 
-    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
+    with emulated(operator_device, [opened_pack], prefer="kernel") as dispatcher:
         yield dispatcher

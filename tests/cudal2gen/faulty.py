@@ -47,7 +47,7 @@ class Faulty:
         assert self.before in text, "the fault has a place"
         return text.replace(self.before, self.after).replace(self.record.name, self.name)
 
-    def built(self) -> Artifact:
+    def build(self) -> Artifact:
         """The compiled kernel. If it is in a module's ``BUILT_AHEAD``, it was compiled in a batch."""
         return build([self])[0]
 

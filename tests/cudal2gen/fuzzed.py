@@ -51,7 +51,7 @@ def examples(quick: int, thorough: int = 10_000) -> Callable[[Any], Any]:
 
 
 @st.composite
-def mutated(draw: st.DrawFn, lines: list[str]) -> bytes:
+def mutate_lines(draw: st.DrawFn, lines: list[str]) -> bytes:
     """One of ``lines``, each a JSON object, with values replaced, keys removed or added, or its bytes damaged."""
     fields = json.loads(draw(st.sampled_from(lines)))
     names = list(fields)
@@ -69,11 +69,11 @@ def mutated(draw: st.DrawFn, lines: list[str]) -> bytes:
             fields[draw(TEXTS)] = draw(VALUES)
         else:
             fields[name] = draw(VALUES)
-    return draw(damaged(json.dumps(fields).encode()))
+    return draw(damage(json.dumps(fields).encode()))
 
 
 @st.composite
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+def damage(draw: st.DrawFn, content: bytes) -> bytes:
     """The bytes unchanged, cut off, with a bit flipped, a key repeated, or something inserted."""
     how = draw(st.sampled_from(["whole", "whole", "whole", "cut", "flip", "insert", "repeat"]))
     at = draw(st.integers(0, max(0, len(content) - 1)))
@@ -96,7 +96,7 @@ ANYTHING = st.one_of(VALUES.map(lambda value: json.dumps(value).encode()), DEEP.
 
 
 @contextlib.contextmanager
-def limited(seconds: float = SECONDS, clock_seconds: float = CLOCK_SECONDS) -> Iterator[None]:
+def limit_time(seconds: float = SECONDS, clock_seconds: float = CLOCK_SECONDS) -> Iterator[None]:
     """Fails if the block takes longer, in processor seconds of this process or by the clock."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -125,12 +125,12 @@ class Outcome(NamedTuple):
     err: str
 
 
-def run(*arguments: str) -> Outcome:
+def run_in_process(*arguments: str) -> Outcome:
     """Runs a command line in this process. Exceptions other than SystemExit are defects, and are raised."""
     out, err = io.StringIO(), io.StringIO()
     environment = dict(os.environ)
     code: object = None
-    with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with limit_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             COMMAND.main(list(arguments), prog_name="cudal2gen")
         except SystemExit as end:
@@ -155,7 +155,7 @@ def check_outcome(outcome: Outcome) -> None:
 
 def refusal(action: Callable[[], object]) -> str:
     """The text of the user error that an action raises, "" if it raises none. It must be one short line."""
-    with limited():
+    with limit_time():
         try:
             action()
         except UserError as error:

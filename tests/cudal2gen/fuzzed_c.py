@@ -142,7 +142,7 @@ class Fuzzer:
             pack, self.reference(problem), self.one_of(None, ctypes.byref(Answer())), out
         )
         self._agrees(code, not is_open or None in (problem, out), problem)
-        return self._kept(code, plan, problem)
+        return self._keep(code, plan, problem)
 
     def _plan_autotune(self) -> int:
         """Makes a plan by a race, of a duration that is often no positive number."""
@@ -156,9 +156,9 @@ class Fuzzer:
             pack, self.reference(problem), self.reference(given), None, None, milliseconds, None, ctypes.byref(plan)
         )
         self._agrees(code, not is_open or None in (problem, given) or milliseconds != 0.01, problem)
-        return self._kept(code, plan, problem)
+        return self._keep(code, plan, problem)
 
-    def _kept(self, code: int, plan: Any, problem: Problem | None) -> int:
+    def _keep(self, code: int, plan: Any, problem: Problem | None) -> int:
         """Keeps a plan that was made, for later calls. Returns the code."""
         assert bool(plan) == (code == OK)
         if plan and problem is not None:
@@ -179,12 +179,12 @@ class Fuzzer:
     def _plan_destroy(self) -> int:
         """Destroys one of more than 20 open plans; before that, only calls that are refused."""
         if len(self.plans) <= 20:
-            return self._refused("plan_destroy")
+            return self._pass_dead_handle("plan_destroy")
         plan, _ = self.plans.pop(self.random.randrange(len(self.plans)))
         self.dead.append(plan)
         return int(self.api.cudal2gen_plan_destroy(plan))
 
-    def _refused(self, name: str) -> int:
+    def _pass_dead_handle(self, name: str) -> int:
         """Passes null or a dead handle to a destroy or close function, which returns OK for null, else INVALID."""
         handle = self.one_of(None, *self.dead)
         code = getattr(self.api, f"cudal2gen_{name}")(handle)
@@ -207,7 +207,7 @@ class Fuzzer:
     def _pack_close(self) -> int:
         """In a tenth of calls: closes a pack that has a plan, whose run is then refused. In others: a refused call."""
         if self.random.random() > 0.1:
-            return self._refused("pack_close")
+            return self._pass_dead_handle("pack_close")
         pack, plan = ctypes.c_void_p(), ctypes.c_void_p()
         assert self.api.cudal2gen_pack_open(self.folder, self.runtime, ctypes.byref(pack)) == OK
         problem = Problem(acc=1, m=64, n=64, k=128, prefer=1)

@@ -189,6 +189,6 @@ def spend(library: Path, microseconds: float) -> None:
     ctypes.c_longlong.in_dll(ctypes.CDLL(str(library)), "idle_clock").value += round(1e3 * microseconds)
 
 
-def cleared(library: Path) -> int:
+def cleared_bytes(library: Path) -> int:
     """The number of bytes that cudaMemset2DAsync has filled with zeros."""
     return ctypes.c_size_t.in_dll(ctypes.CDLL(str(library)), "idle_cleared").value

@@ -203,7 +203,7 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "warps hand stages back in order: when the last one is back, so are those before"
     if mutant.kind == "drop" and "commit_group" in mutant.name and "cp.async.wait_group" not in ptx:
         return "every wait is a wait_all, which waits for copies that no group holds, too"
-    if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
+    if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _is_read_only_by_the_vote(lines, at):
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
     if isinstance(record, Sm100Tcgen05) and (reason := _reason_in_tensor_memory(mutant, lines, at, following)):
         return reason
@@ -300,7 +300,7 @@ def _reason_in_tensor_memory(mutant: Mutant, lines: list[str], at: int, followin
         if rest[0].startswith("tcgen05.dealloc"):
             return "tcgen05.dealloc needs no fence after a barrier"
     before = [line for line in lines[:at] if ASYNCHRONOUS.search(line) or line.startswith("tcgen05")]
-    if lines[at].startswith("tcgen05.fence::before_thread_sync") and _only_the_end(rest):
+    if lines[at].startswith("tcgen05.fence::before_thread_sync") and _has_only_the_end(rest):
         return "tcgen05.dealloc needs no fence after a barrier"
     if lines[at].startswith("bar.warp.sync") and before[-1].startswith("tcgen05.fence::before_thread_sync"):
         return "tcgen05.wait::ld is of the whole warp: all lanes' loads are over when the first one arrives"
@@ -310,7 +310,7 @@ def _reason_in_tensor_memory(mutant: Mutant, lines: list[str], at: int, followin
         return "the fence still precedes the arrival" if mutant.kind == "swap" else None
     if lines[at].startswith("barrier.cluster.wait") and following[0].startswith("bar.sync"):
         return "two barriers of all threads follow each other" if mutant.kind == "swap" else None
-    if mutant.kind in ("skip", "once", "parity") and _only_the_end(_straight_path(lines, _loop_end(lines, at) + 1)):
+    if mutant.kind in ("skip", "once", "parity") and _has_only_the_end(_straight_path(lines, _loop_end(lines, at) + 1)):
         return "what still arrives there comes before the other CTA's storing warps are at the cluster's barrier"
     return None
 
@@ -357,7 +357,7 @@ def _loop_end(lines: list[str], at: int) -> int:
     return next(i for i in range(at, len(lines)) if re.match(r"@!?%p\d+\s+bra", lines[i]))
 
 
-def _only_the_end(path: list[str]) -> bool:
+def _has_only_the_end(path: list[str]) -> bool:
     """Whether only barriers and the deallocation of tensor memory follow."""
     rest = [line for line in path if ASYNCHRONOUS.search(line)]
     return bool(rest) and all(re.match(r"bar\.|barrier\.cluster|tcgen05\.(fence|dealloc)", line) for line in rest)
@@ -379,7 +379,7 @@ def _reason_at_the_end(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: 
         return "lanes meet where their paths join, and the cluster's barrier passes on what each of them has done"
     if mutant.kind != "drop":
         return None
-    if lines[at].startswith("barrier.cluster.arrive") and _only_barriers(rest):
+    if lines[at].startswith("barrier.cluster.arrive") and _has_only_barriers(rest):
         label = max(i for i, line in enumerate(before) if line.endswith(":"))
         if any(line.startswith("barrier.cluster.arrive") for line in [*before[label:], *rest[1:]]):
             return "warps that leave count as arrived at all later barriers of the cluster, and these only arrive"
@@ -412,7 +412,7 @@ def _straight_path(lines: list[str], at: int) -> list[str]:
     return path
 
 
-def _only_barriers(path: list[str]) -> bool:
+def _has_only_barriers(path: list[str]) -> bool:
     """Whether a path has only barriers of the cluster before the kernel's end."""
     return path[-1] == "ret;" and all(line.startswith("barrier.cluster") for line in path[:-1])
 
@@ -534,7 +534,7 @@ def _leads_to_elements(lines: list[str], at: int) -> bool:
     return False
 
 
-def _only_the_vote_since_a_barrier(lines: list[str], at: int) -> bool:
+def _is_read_only_by_the_vote(lines: list[str], at: int) -> bool:
     """Whether shared memory is read only by the vote for the last slice since the previous barrier, so that no race
     follows from removing this one."""
     earlier = max((i for i in range(at) if lines[i].startswith("bar.sync")), default=at)

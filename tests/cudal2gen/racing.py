@@ -123,7 +123,7 @@ def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
     return dispatcher._measuring.tuner(-1, dispatcher.device)
 
 
-def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
+def draw_product(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
     """A (m,k), B (n,k), both of integers from -2 to 2, and their product (m,n), all in fp16."""
     m, n, k = sizes
     a, b = device.empty(m, k), device.empty(n, k)

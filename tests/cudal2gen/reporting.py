@@ -45,7 +45,7 @@ def rows(table: Table) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
 
 
-def embedded(page: str) -> Any:
+def embedded_data(page: str) -> Any:
     """The JSON data in a page, which its script draws."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match

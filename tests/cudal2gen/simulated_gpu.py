@@ -37,7 +37,7 @@ class Simulated(ModelEnvironment):
         """Logs the beginning and the end of an evaluation, and fails in it as the record's ``raster_group`` says."""
         built = sorted(path.name for path in places.build_dir().iterdir()) if places.build_dir().is_dir() else []
         write(self._log, begin=names(records), built=built)
-        while ended(self._log).total() >= allowed(self._log):
+        while count_ended(self._log).total() >= allowed_records(self._log):
             time.sleep(0.02)
         for record in records:
             time.sleep(self._seconds)
@@ -84,7 +84,7 @@ def write(log: Path, **entries: Any) -> None:
         file.write(line.encode())
 
 
-def read(log: Path) -> list[dict[str, Any]]:
+def read_log(log: Path) -> list[dict[str, Any]]:
     """The lines of a log, [] if nothing was logged yet."""
     if not log.exists():
         return []
@@ -93,14 +93,14 @@ def read(log: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def ended(log: Path) -> Counter[int]:
+def count_ended(log: Path) -> Counter[int]:
     """How often each band was evaluated to the end."""
-    return Counter(band for line in read(log) for band in line.get("end", ()))
+    return Counter(band for line in read_log(log) for band in line.get("end", ()))
 
 
-def under_way(log: Path) -> list[dict[str, Any]]:
+def unended_evaluations(log: Path) -> list[dict[str, Any]]:
     """The log lines of evaluations that have begun and not ended, the latest of each process."""
-    latest = {line["pid"]: line for line in read(log) if "begin" in line or "end" in line}
+    latest = {line["pid"]: line for line in read_log(log) if "begin" in line or "end" in line}
     return [line for line in latest.values() if "begin" in line]
 
 
@@ -111,7 +111,7 @@ def allow(log: Path, count: int) -> None:
     temporary.replace(log.with_suffix(".allowed"))
 
 
-def allowed(log: Path) -> float:
+def allowed_records(log: Path) -> float:
     """The number of records that may be evaluated; infinite if no limit was set."""
     limit = log.with_suffix(".allowed")
     return int(limit.read_text()) if limit.exists() else float("inf")

@@ -57,7 +57,7 @@ def refusal(record: Record, edits: list[str], *, fit: bool = False) -> str | Non
     return None
 
 
-def advised(record: Record, edits: list[str], message: str) -> Iterator[tuple[str, list[str], bool]]:
+def proposals_in(record: Record, edits: list[str], message: str) -> Iterator[tuple[str, list[str], bool]]:
     """What a message proposes: its kind, the settings to use now, and whether with ``--fit``."""
     if families := re.search(r"add --set (family=\w+)$", message):
         yield "family", [families[1]], True
@@ -85,7 +85,7 @@ def test_what_a_refusal_proposes_is_taken() -> None:
         record = rng.choice(records())
         edits = settings(record, rng)
         message = refusal(record, edits)
-        for kind, proposal, fit in advised(record, edits, message or ""):
+        for kind, proposal, fit in proposals_in(record, edits, message or ""):
             followed[kind] += 1
             again = refusal(record, proposal, fit=fit)
             assert again is None, f"{catalog.dump(record)} {edits}: {message}\n{proposal}: {again}"
@@ -108,14 +108,14 @@ def test_words_of_other_tools_are_answered_by_the_field(gpu: str, word: str, fie
     record = next(record for record in records() if (record.gpu, record.mnk) == (gpu, "4096_4096_4096"))
     message = refusal(record, [f"{word}=2"])
     assert message is not None
-    assert [proposal[0].partition("=")[0] for _, proposal, _ in advised(record, [], message)] == fields
+    assert [proposal[0].partition("=")[0] for _, proposal, _ in proposals_in(record, [], message)] == fields
 
 
 def test_a_field_of_other_gpus_families_alone_is_not_proposed() -> None:
     record = next(record for record in records() if record.gpu == "a100")
     message = refusal(record, ["stream_k=true"])
     assert message is not None
-    assert not list(advised(record, [], message))
+    assert not list(proposals_in(record, [], message))
 
 
 def test_a_list_may_be_spelled_as_a_shape() -> None:

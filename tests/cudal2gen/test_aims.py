@@ -20,7 +20,7 @@ SPLIT_K = (128, 128, 16384)
 LARGE, SMALL = (4096, 4096, 4096), (64, 64, 64)
 
 
-def measured_with_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object) -> Measurement:
+def measurement_with_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object) -> Measurement:
     """A measurement on an H200 in which the faster of cuBLASLt's layouts takes ``speedup`` times our time."""
     vendors = [timing(f"cublaslt-autotuning-{layout}", [10.0 * speedup] * 9) for layout in ("nn", "tn")]
     return measurement(mnk, [timing(KERNEL, [10.0] * 9, record="r"), *vendors], **fields)
@@ -34,9 +34,9 @@ def aim_rows(*measurements: Measurement, card: Environment = H200) -> dict[str, 
 
 def test_aims_have_figures_of_their_problems_alone() -> None:
     figures = aim_rows(
-        measured_with_cublaslt(SMALL, 1.21, acc="f32"),
-        measured_with_cublaslt(SPLIT_K, 1.0, acc="f32"),
-        measured_with_cublaslt(LARGE, 1.0, acc="f32"),
+        measurement_with_cublaslt(SMALL, 1.21, acc="f32"),
+        measurement_with_cublaslt(SPLIT_K, 1.0, acc="f32"),
+        measurement_with_cublaslt(LARGE, 1.0, acc="f32"),
     )
     # The speedups are 1.21, 1 and 1, so their geometric mean is the cube root of 1.21. Its interval includes the aim.
     everything, large, split_k = figures["all problems"], figures["at least 1e+10 FLOP"], figures["class split-k"]
@@ -51,9 +51,11 @@ def test_aims_have_figures_of_their_problems_alone() -> None:
 
 
 def test_an_aim_that_is_missed_by_little_is_missed() -> None:
-    assert aim_rows(measured_with_cublaslt(SMALL, 1.049, acc="f32"))["all problems"]["reached"] == "no, of 1 problem"
-    assert aim_rows(measured_with_cublaslt(SMALL, 1.051, acc="f32"))["all problems"]["reached"] == "yes, of 1 problem"
-    f16 = aim_rows(measured_with_cublaslt(SMALL, 1.09, acc="f16"))
+    assert aim_rows(measurement_with_cublaslt(SMALL, 1.049, acc="f32"))["all problems"]["reached"] == "no, of 1 problem"
+    assert (
+        aim_rows(measurement_with_cublaslt(SMALL, 1.051, acc="f32"))["all problems"]["reached"] == "yes, of 1 problem"
+    )
+    f16 = aim_rows(measurement_with_cublaslt(SMALL, 1.09, acc="f16"))
     assert list(f16) == ["all problems"]
     assert (f16["all problems"]["aim"], f16["all problems"]["reached"]) == ("1.100", "no, of 1 problem")
 
@@ -61,10 +63,10 @@ def test_an_aim_that_is_missed_by_little_is_missed() -> None:
 def test_aims_name_the_card_that_measured() -> None:
     h100 = H200.model_copy(update={"gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
     for gpu in ("h100", "h200"):  # even if the problem names another GPU
-        row = aim_rows(measured_with_cublaslt(SMALL, 1.2, acc="f32", gpu=gpu), card=h100)["all problems"]
+        row = aim_rows(measurement_with_cublaslt(SMALL, 1.2, acc="f32", gpu=gpu), card=h100)["all problems"]
         assert row["reached"] == "yes, of 1 problem"
     a100 = H200.model_copy(update={"gpu": "a100", "name": "NVIDIA A100-SXM4-80GB"})
-    document = report.report(store_of(measured_with_cublaslt(SMALL, 1.2, acc="f32"), environment=a100), [])
+    document = report.report(store_of(measurement_with_cublaslt(SMALL, 1.2, acc="f32"), environment=a100), [])
     assert not [part for part in document.sections[1].tables if part.caption.startswith("The project's aims")]
 
 
@@ -82,7 +84,7 @@ def test_the_timing_model_is_the_measuring_cards() -> None:
 
 def test_aims_concern_one_baseline_protocol_and_state_of_the_l2() -> None:
     elsewhere = measurement(SMALL, [timing(KERNEL, [1.0] * 9), timing("torch.matmul", [2.0] * 9)], acc="f32")
-    for other in (elsewhere, measured_with_cublaslt(SMALL, 2.0, acc="f32", l2="hot")):
+    for other in (elsewhere, measurement_with_cublaslt(SMALL, 2.0, acc="f32", l2="hot")):
         document = report.report(store_of(other), [])
         captions = [part.caption for part in document.sections[1].tables]
         assert not [caption for caption in captions if caption.startswith("The project's aims")], aims.BASELINE

@@ -41,7 +41,7 @@ MATMUL: dict[str, Callable[..., Any]] = {
 OPERATORS = {"linear": LINEAR, "gelu": GELU, "matmul": MATMUL}
 
 
-def drawn(*shape: int) -> Any:
+def draw_integers(*shape: int) -> Any:
     """fp32 numbers that are integers from -2 to 2, which every type represents exactly."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
 
@@ -76,7 +76,7 @@ def outcome(function: Callable[..., Any], *operands: Any) -> Any:
 def test_types_are_those_of_torch(name: str) -> None:
     """All pairs of types are tried, also those that autocast leaves alone."""
     own, reference = OPERATORS[name]["own"], OPERATORS[name]["torch"]
-    x, weight, bias = drawn(8, 64), drawn(24, 64), drawn(24)
+    x, weight, bias = draw_integers(8, 64), draw_integers(24, 64), draw_integers(24)
     results = []
     for cast, x_type, weight_type in product((*CASTS, None), TYPES, TYPES):  # None: without autocast
         operands = x.to(x_type), weight.to(weight_type), bias.to(weight_type)
@@ -155,7 +155,7 @@ def test_an_fp32_model_is_trained_as_by_torch(cast: Any, fuse: bool) -> None:
 
 
 def test_what_autocast_leaves_alone() -> None:
-    a, b = drawn(8, 64), drawn(64, 24)
+    a, b = draw_integers(8, 64), draw_integers(64, 24)
     narrow = a.to(CASTS[0]), b.to(CASTS[0])
     out = torch.empty(8, 24)
     with torch.autocast("cpu", dtype=CASTS[0]):
@@ -169,7 +169,7 @@ def test_what_autocast_leaves_alone() -> None:
 
 
 def test_groups_are_cast_as_by_torch() -> None:
-    a, b, offs = drawn(8, 64), drawn(2, 64, 24), torch.tensor([3, 8], dtype=torch.int32)
+    a, b, offs = draw_integers(8, 64), draw_integers(2, 64, 24), torch.tensor([3, 8], dtype=torch.int32)
     a.requires_grad_()
     own, torchs = cudal2gen.grouped_mm, functional.grouped_mm
     with torch.autocast("cpu", dtype=CASTS[0]):
@@ -188,7 +188,7 @@ def test_groups_are_cast_as_by_torch() -> None:
 
 
 def test_transforms_follow() -> None:
-    x, weight, bias = drawn(3, 8, 64), drawn(3, 24, 64), drawn(3, 24)
+    x, weight, bias = draw_integers(3, 8, 64), draw_integers(3, 24, 64), draw_integers(3, 24)
     with torch.autocast("cpu", dtype=CASTS[0]):
         mapped = torch.vmap(cudal2gen.linear)(x, weight, bias)
         expected = torch.vmap(functional.linear)(x, weight, bias)
@@ -212,7 +212,7 @@ def test_a_class_with_rules_of_its_own_follows() -> None:
             d = super().__torch_function__(function, types, arguments, options or {})
             return d * 2 if function is functional.linear else d
 
-    x, weight = drawn(8, 64), drawn(24, 64)
+    x, weight = draw_integers(8, 64), draw_integers(24, 64)
     with torch.autocast("cpu", dtype=CASTS[0]):
         own, reference = (each(x, weight.as_subclass(Doubled)) for each in (cudal2gen.linear, functional.linear))
     assert own.dtype == CASTS[0]
@@ -263,7 +263,7 @@ def test_a_parameter_is_cast_by_way_of_autocasts_cache() -> None:
             return function(*arguments, **(options or {}))
 
     with torch.autocast("cpu", dtype=CASTS[0]), Watch():
-        cast_operands((nn.Parameter(drawn(24, 64)), drawn(8, 64)))
+        cast_operands((nn.Parameter(draw_integers(24, 64)), draw_integers(8, 64)))
     assert called.count("einsum") == 1, "for the parameter, but not for the other operand"
     for shape in ((24,), (24, 64), (3, 24, 64)):
         parameter = nn.Parameter(normal(*shape))
@@ -303,15 +303,15 @@ def test_a_gpus_tensors_follow_its_autocast() -> None:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack for a device that runs no kernel."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
 
 
 @pytest.fixture
-def dispatcher(tmp_path_factory: pytest.TempPathFactory, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def dispatcher(tmp_path_factory: pytest.TempPathFactory, opened_pack: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """The dispatcher of that device with this pack. It chooses a kernel wherever one serves."""
-    with emulated(idle_device.IdleDevice(tmp_path_factory.mktemp("runtime")), [opened], prefer="kernel") as own:
+    with emulated(idle_device.IdleDevice(tmp_path_factory.mktemp("runtime")), [opened_pack], prefer="kernel") as own:
         yield own
 
 
@@ -319,12 +319,12 @@ def test_a_cast_call_runs_on_a_kernel(dispatcher: dispatch.Dispatcher) -> None:
     """Measuring, planning and counting see the operands that the kernel reads."""
     layer = nn.Linear(64, 40, bias=False)
     assert cudal2gen.patch(layer).layers == [""]
-    x = drawn(48, 64)
+    x = draw_integers(48, 64)
     layer(x)
     assert dispatcher.stats() == {"kernel": {}, "torch": {}}, "torch computes an fp32 call, which is not counted"
     with torch.autocast("cpu", dtype=torch.float16):
         assert cudal2gen.explain(cudal2gen.linear, x, layer.weight).startswith("hgemm_sm80")
-        groups = drawn(2, 64, 40), torch.tensor([3, 48], dtype=torch.int32)
+        groups = draw_integers(2, 64, 40), torch.tensor([3, 48], dtype=torch.int32)
         assert "torch.float32" in cudal2gen.explain(cudal2gen.grouped_mm, x, *groups), "autocast leaves it alone"
         for _ in range(3):
             assert layer(x).dtype == torch.float16

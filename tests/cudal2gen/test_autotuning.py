@@ -32,7 +32,7 @@ from tests.cudal2gen.racing import (  # noqa: E402
     NAMES,
     Clock,
     Timed,
-    drawn,
+    draw_product,
     measurements,
     process,
     store,
@@ -55,7 +55,7 @@ FAST = {each.name: 200.0 for each in (PREDICATED, BIAS, SILU, STRIDED, GROUPED, 
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack with plain, fused, batched, grouped and gated kernels."""
     gates = [gate for gate in GATES if gate.ab == "f16"]
     table = packed.table([PREDICATED, packed.RECORDS["whole"], BIAS, SILU, STRIDED, GROUPED, *gates])
@@ -69,9 +69,9 @@ def clock(device: EmulatedDevice) -> Clock:
 
 
 @pytest.fixture
-def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[dispatch.Dispatcher]:
+def measuring_dispatcher(device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock) -> Iterator[dispatch.Dispatcher]:
     """The dispatcher of a process that measures by the clock."""
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         yield dispatcher
 
 
@@ -85,13 +85,18 @@ def summary() -> list[str]:
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("content", [None, b'{"gpu": "a100", "kern', b'{"format": 99}'])
 def test_a_table_that_was_damaged_after_the_opening_is_computed_by_torch(
-    content: bytes | None, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, tmp_path: Path,
-) -> None:  # fmt: skip
-    damaged = pack.open_pack(shutil.copytree(opened.directory, tmp_path / "pack"))
+    content: bytes | None,
+    mode: races.Mode,
+    device: EmulatedDevice,
+    opened_pack: pack.Pack,
+    clock: Clock,
+    tmp_path: Path,
+) -> None:
+    damaged = pack.open_pack(shutil.copytree(opened_pack.directory, tmp_path / "pack"))
     (tmp_path / "pack" / "table.json").unlink()
     if content is not None:
         (tmp_path / "pack" / "table.json").write_bytes(content)
-    a, b, expected = drawn(device, (9, 24, 64))
+    a, b, expected = draw_product(device, (9, 24, 64))
     with process(damaged, Timed(device, clock), mode) as dispatcher:
         with pytest.warns(UserWarning, match=r"table\.json.*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a[:6], b.t()), expected[:6])
@@ -124,8 +129,10 @@ def test_buckets_are_powers_of_two() -> None:
 
 
 @pytest.mark.slow
-def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
-    a, b, expected = drawn(device, (9, 24, 64))
+def test_one_race_serves_all_rows_of_a_bucket(
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher
+) -> None:
+    a, b, expected = draw_product(device, (9, 24, 64))
     for rows in (6, 5, 7, 7, 8):
         assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
         assert summary() == ["8_24_64 x1 torch.matmul", "5_24_64 x1 torch.matmul"]
@@ -133,7 +140,12 @@ def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: disp
         "on a call's own operands, for 5 to 8 rows"
     }
     name = PREDICATED.name
-    assert once.stats() == {"kernel": {name: 5}, "torch": {}, "gained_us": {name: 500}, "by_bucket": {name: 3}}
+    assert measuring_dispatcher.stats() == {
+        "kernel": {name: 5},
+        "torch": {},
+        "gained_us": {name: 500},
+        "by_bucket": {name: 3},
+    }
     text = cudal2gen.explain(a[:6], b.t())
     assert text.startswith(f"{name}: 6_24_64 is in the bucket of 5 to 8 rows; 5_24_64 was measured: 1.500x")
     assert "bucket" not in cudal2gen.explain(a[:8], b.t())
@@ -154,9 +166,9 @@ class TorchWinsFiveRows(Clock):
 
 
 @pytest.mark.slow
-def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, expected = drawn(device, (8, 24, 64))
-    with process(opened, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
+def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b, expected = draw_product(device, (8, 24, 64))
+    with process(opened_pack, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
         assert dispatcher.stats() == {
@@ -170,14 +182,14 @@ def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opene
 
 @pytest.mark.slow
 def test_a_hot_shape_has_a_race_of_its_own(
-    device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buckets, "HOT_CALLS", 3)
-    a, b, expected = drawn(device, (6, 24, 64))
+    a, b, expected = draw_product(device, (6, 24, 64))
     for mode in ("once", "background"):
         store = Store(A100)
         store.file.unlink(missing_ok=True)
-        with process(opened, Timed(device, clock), mode) as dispatcher:
+        with process(opened_pack, Timed(device, clock), mode) as dispatcher:
             for _ in range(250):
                 assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
                 if len(summary()) == 3:
@@ -192,7 +204,7 @@ def test_a_hot_shape_has_a_race_of_its_own(
 
 
 def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
-    device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use = TableKernel.use
 
@@ -200,7 +212,7 @@ def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
         return None if kernel.record.name == PREDICATED.name and sizes.m < 6 else use(kernel, sizes, operands)
 
     monkeypatch.setattr(TableKernel, "use", only_many)
-    a, b, expected = drawn(device, (8, 24, 64))
+    a, b, expected = draw_product(device, (8, 24, 64))
     assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert {row.timings[0].record for row in measurements()} == {NAMES["whole"]}
 
@@ -210,38 +222,38 @@ def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
 
 @pytest.mark.slow
 def test_fused_products_race_against_torchs_own(
-    device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, clock: Clock
 ) -> None:
     x, weight, bias = normal_half(device, 2, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     z = x.double() @ weight.double().mT
     check_close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
     check_close(cudal2gen.linear(x, weight, bias, activation="silu"), activate(z + bias.double(), "silu"), 4)
     assert summary() == ["2_48_64 bias_n x1 torch.unfused", "2_48_64 bias_n+silu x1 torch.unfused"]
-    assert once.stats()["kernel"] == {BIAS.name: 1, SILU.name: 1}
+    assert measuring_dispatcher.stats()["kernel"] == {BIAS.name: 1, SILU.name: 1}
     assert "bias_n+silu was measured: 1.500x" in cudal2gen.explain(cudal2gen.linear, x, weight, bias, activation="silu")
 
 
 @pytest.mark.slow
 def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
-    device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, clock: Clock
 ) -> None:
     clock.times_us = dict(FAST) | {BIAS.name: 400.0}
     x, weight, bias = normal_half(device, 6, 64), normal_half(device, 48, 64, seed=1), normal_half(device, 48, seed=2)
     check_close(cudal2gen.linear(x, weight, bias), x.double() @ weight.double().mT + bias.double(), 4)
     assert [row.split()[0] for row in summary()] == ["8_48_64", "8_48_64", "5_48_64"]
-    assert once.stats()["kernel"] == once.stats()["by_bucket"] == {PREDICATED.name: 1}
+    assert measuring_dispatcher.stats()["kernel"] == measuring_dispatcher.stats()["by_bucket"] == {PREDICATED.name: 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_gates_and_second_outputs_race(
-    device: EmulatedDevice, opened: pack.Pack, clock: Clock, mode: races.Mode
+    device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock, mode: races.Mode
 ) -> None:
     x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     w13 = device.empty(80, 64).copy_(cudal2gen.interleave(w1, w3))
     x_grad = device.empty(2, 64).copy_(x).requires_grad_()
     expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
-    with process(opened, Timed(device, clock), mode) as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
         for call in (
             lambda: cudal2gen.swiglu(x, w13), lambda: cudal2gen.swiglu(x_grad, w13).detach(),
             lambda: gated_pair(x, w1, w3, "silu"),
@@ -259,13 +271,13 @@ def test_gates_and_second_outputs_race(
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [torch.inference_mode, torch.no_grad])
 def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
-    device: EmulatedDevice, opened: pack.Pack, clock: Clock, inner: Callable[[], Any]
+    device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock, inner: Callable[[], Any]
 ) -> None:
     """Copies of a gate's weights are kept current by the weights' versions, which tensors made in inference mode
     lack."""
     x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
-    with process(opened, Timed(device, clock), "background"), warnings.catch_warnings():
+    with process(opened_pack, Timed(device, clock), "background"), warnings.catch_warnings():
         warnings.simplefilter("error")
         for number in range(60):
             with torch.enable_grad() if number % 3 == 2 else inner():
@@ -275,7 +287,7 @@ def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
 
 
 def test_a_wrong_second_output_bans_its_kernel(
-    device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind = contests.bind
 
@@ -299,8 +311,8 @@ def test_a_wrong_second_output_bans_its_kernel(
 
 
 @pytest.mark.slow
-def test_batches_race(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
-    a, b, _ = drawn(device, (3 * 17, 3 * 24, 64))
+def test_batches_race(device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher) -> None:
+    a, b, _ = draw_product(device, (3 * 17, 3 * 24, 64))
     a, b = a.view(3, 17, 64), b.view(3, 24, 64).mT
     expected = (a.double() @ b.double()).half()
     assert torch.equal(cudal2gen.bmm(a, b), expected)
@@ -311,28 +323,28 @@ def test_batches_race(device: EmulatedDevice, once: dispatch.Dispatcher) -> None
     assert torch.equal(out[:2], expected[:2])
     assert wide[2].isnan().all(), "a race has memory of its own"
     assert summary()[1:] == ["17_24_64 batched x2 torch.bmm"]
-    assert once.stats()["kernel"] == {STRIDED.name: 2}
+    assert measuring_dispatcher.stats()["kernel"] == {STRIDED.name: 2}
 
 
 @pytest.mark.slow
 def test_a_result_with_gaps_between_its_rows_is_not_written_by_a_race(
-    device: EmulatedDevice, once: dispatch.Dispatcher
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher
 ) -> None:
-    a, b, expected = drawn(device, (6, 24, 64))
+    a, b, expected = draw_product(device, (6, 24, 64))
     wide = device.empty(6, 64)
     cudal2gen.matmul(a, b.t(), out=wide[:, :24])
     assert torch.equal(wide[:, :24], expected)
     assert wide[:, 24:].isnan().all()
-    assert once.stats()["kernel"] == {PREDICATED.name: 1}
+    assert measuring_dispatcher.stats()["kernel"] == {PREDICATED.name: 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [(0, 5, 5, 5, 7), (0, 0, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("mode", ["once", "background"])
-def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> None:
-    a, b, _ = drawn(device, (8, 5 * 24, 64))
+def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock) -> None:
+    a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights, offs = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT), ends_on(device, *ends)
-    with process(opened, Timed(device, clock), mode):
+    with process(opened_pack, Timed(device, clock), mode):
         for _ in range(1 if mode == "once" else 90):
             d = cudal2gen.grouped_mm(a, weights, offs=offs)
     start = 0
@@ -345,15 +357,15 @@ def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_one_race_serves_all_rows_of_a_bucket_of_groups(
-    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
+    mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock
 ) -> None:
     """Each call divides the rows differently among the groups, and leaves others after the last group."""
-    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
     a[4:].fill_(float("nan"))
     calls = [(6, (0, 3, 3, 4, 4))] * (1 if mode == "once" else 90)
     calls += [(5, (1, 2, 3, 4, 4)), (7, (0, 0, 0, 2, 4)), (8, (4, 4, 4, 4, 4)), (7, (0, 0, 0, 0, 0))]
-    with process(opened, Timed(device, clock), mode) as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
         for rows, ends in calls:
             d, start = cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, *ends)), 0
             for group, end in enumerate(ends):
@@ -368,10 +380,10 @@ def test_one_race_serves_all_rows_of_a_bucket_of_groups(
 
 
 @pytest.mark.slow
-def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, _ = drawn(device, (8, 5 * 24, 64))
+def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
-    with process(opened, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
+    with process(opened_pack, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, 1, 2, 3, 4, 5))
         counts = dispatcher.stats()
@@ -383,7 +395,7 @@ def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDev
 def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: EmulatedDevice) -> None:
     """A race at an end of the bucket, 5 or 8 rows, scales the ends of the call's 7 rows and rounds them up. It repeats
     the rows that belong to groups. Ends beyond 7 count as 7."""
-    a, _, _ = drawn(device, (7, 4, 8))
+    a, _, _ = draw_product(device, (7, 4, 8))
     a[ends[-1] :].fill_(float("nan"))
     weights, offs = device.empty(4, 8, 8), ends_on(device, *ends)
     ends = [min(end, 7) for end in ends]
@@ -400,13 +412,13 @@ def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: Emulate
 @pytest.mark.parametrize(("rows", "ends"), [(6, (0, 0, 0, 0, 0)), (8, (1, 2, 3, 4, 5))], ids=["no rows", "infinities"])
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_operands_that_leave_nothing_to_compare_are_raced_again(
-    mode: races.Mode, rows: int, ends: tuple[int, ...], device: EmulatedDevice, opened: pack.Pack, clock: Clock
+    mode: races.Mode, rows: int, ends: tuple[int, ...], device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock
 ) -> None:
-    a, b, _ = drawn(device, (rows, 5 * 24, 64))
+    a, b, _ = draw_product(device, (rows, 5 * 24, 64))
     finite = a.clone()
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
     a.fill_(0 if not ends[-1] else float("inf"))
-    with process(opened, Timed(device, clock), mode) as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
         for _ in range(6):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
         assert (summary(), Store(A100).first_runs.entries()) == ([], {})
@@ -419,7 +431,7 @@ def test_operands_that_leave_nothing_to_compare_are_raced_again(
 
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_races_with_nothing_to_compare_come_to_an_end(
-    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []  # for each race the number of its call
     calls = 0
@@ -429,9 +441,9 @@ def test_races_with_nothing_to_compare_come_to_an_end(
         contests.Contest, "comparable", property(lambda each: (begun.append(calls), comparable(each))[1])
     )
     monkeypatch.setattr(races, "MAX_INCONCLUSIVE", 5)
-    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
-    with process(opened, Timed(device, clock), mode):
+    with process(opened_pack, Timed(device, clock), mode):
         for place in range(100):
             calls = place
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 0, 0, 0, 0))

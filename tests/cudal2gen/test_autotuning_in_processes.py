@@ -31,15 +31,15 @@ from tests.cudal2gen.racing import (  # noqa: E402
     NAMES,
     Clock,
     Timed,
-    drawn,
+    draw_product,
     measurements,
     process,
     store,
     tuner_of,
 )
-from tests.cudal2gen.test_autotuning import FAST, clock, once, opened, summary  # noqa: E402
+from tests.cudal2gen.test_autotuning import FAST, clock, measuring_dispatcher, opened_pack, summary  # noqa: E402
 
-__all__ = ["clock", "once", "opened", "store"]  # fixtures
+__all__ = ["clock", "measuring_dispatcher", "opened_pack", "store"]  # fixtures
 pytestmark = pytest.mark.torch
 
 
@@ -61,10 +61,10 @@ class Waiting(Clock):
 
 
 @pytest.mark.slow
-def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Waiting(device, FAST, 300.0)
-    a, b, expected = drawn(device, (2, 24, 64))
-    with process(opened, Timed(device, clock)) as dispatcher:
+    a, b, expected = draw_product(device, (2, 24, 64))
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         first = threading.Thread(target=cudal2gen.matmul, args=(a, b.t()))
         first.start()
         try:
@@ -87,10 +87,12 @@ def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened: pack
 
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("torch_us", [3.0, 1500.0, 2500.0, 60_000.0])
-def test_a_race_keeps_its_budget(torch_us: float, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, expected = drawn(device, (2, 24, 64))
+def test_a_race_keeps_its_budget(
+    torch_us: float, mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack
+) -> None:
+    a, b, expected = draw_product(device, (2, 24, 64))
     clock = Clock(device, dict.fromkeys(FAST, torch_us / 1.5) | {NAMES["whole"]: 20 * torch_us}, torch_us)
-    with process(opened, Timed(device, clock), mode) as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
         for _ in range(1 if mode == "once" else 80):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         tuner = tuner_of(dispatcher)
@@ -101,9 +103,11 @@ def test_a_race_keeps_its_budget(torch_us: float, mode: races.Mode, device: Emul
 
 
 @pytest.mark.slow
-def test_a_process_keeps_its_budget(device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock) -> None:
-    a, b, _ = drawn(device, (2, 320, 64))
-    tuner = tuner_of(once)
+def test_a_process_keeps_its_budget(
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, clock: Clock
+) -> None:
+    a, b, _ = draw_product(device, (2, 320, 64))
+    tuner = tuner_of(measuring_dispatcher)
     assert tuner is not None
     tuner.seconds = (0.1, 0.08)
     for cols in range(8, 48, 8):
@@ -114,11 +118,11 @@ def test_a_process_keeps_its_budget(device: EmulatedDevice, once: dispatch.Dispa
 
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_a_capture_measures_nothing_and_a_later_call_does(
-    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
+    mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock
 ) -> None:
-    a, b, expected = drawn(device, (2, 24, 64))
+    a, b, expected = draw_product(device, (2, 24, 64))
     timed = Timed(device, clock)
-    with process(opened, timed, mode) as dispatcher:
+    with process(opened_pack, timed, mode) as dispatcher:
         timed.captures = True
         for _ in range(3):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -130,8 +134,10 @@ def test_a_capture_measures_nothing_and_a_later_call_does(
 
 
 @pytest.mark.slow
-def test_compiled_calls_race_once(device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock) -> None:
-    a, b, expected = drawn(device, (6, 24, 64))
+def test_compiled_calls_race_once(
+    device: EmulatedDevice, measuring_dispatcher: dispatch.Dispatcher, clock: Clock
+) -> None:
+    a, b, expected = draw_product(device, (6, 24, 64))
     compiled = torch.compile(lambda a, b: cudal2gen.linear(a, b) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(a, b), expected * 2)
     assert len(summary()) == 2, "the graph's call races, its tracing does not"
@@ -167,7 +173,7 @@ def hanging(device, kernel, use, request, layout):
 with EmulatedDevice(PREDICATED) as device:
     timed = racing.Timed(device, racing.Clock(device, FAST, 300.0))
     with racing.process(pack.open_pack(Path(folder)), timed, "once" if what == "hang" else "background"):
-        a, b, _ = racing.drawn(device, (2, 24, 64))
+        a, b, _ = racing.draw_product(device, (2, 24, 64))
         if what == "hang":
             cudal2gen.matmul(a, b.t())
             contests.bind = hanging
@@ -179,28 +185,28 @@ with EmulatedDevice(PREDICATED) as device:
 """
 
 
-def started(opened: pack.Pack, checkout: Path, what: str) -> subprocess.Popen[str]:
+def start_process(opened_pack: pack.Pack, checkout: Path, what: str) -> subprocess.Popen[str]:
     """Starts ``PROCESS`` with a pack and the word for what it is to do."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROCESS, str(opened.directory), what], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROCESS, str(opened_pack.directory), what], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(checkout)},
     )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
-    device: EmulatedDevice, opened: pack.Pack, clock: Clock, checkout: Path
+    device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock, checkout: Path
 ) -> None:
-    other = started(opened, checkout, "hang")
+    other = start_process(opened_pack, checkout, "hang")
     assert other.stdout is not None
     assert other.stdout.readline() == "in it\n"
     other.send_signal(signal.SIGKILL)
     other.communicate()
     (digest,) = Store(A100).first_runs.banned()
-    hanging = next(kernel.record.name for kernel in opened.table.kernels if kernel.digest == digest)
+    hanging = next(kernel.record.name for kernel in opened_pack.table.kernels if kernel.digest == digest)
     assert summary() == ["2_24_64 x1 torch.matmul"]
-    a, b, expected = drawn(device, (2, 24, 64))
-    with process(opened, Timed(device, clock)):
+    a, b, expected = draw_product(device, (2, 24, 64))
+    with process(opened_pack, Timed(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert clock.seconds == 0, "the other process has measured it"
         assert torch.equal(cudal2gen.matmul(a, b[:16].t()), expected[:, :16])
@@ -209,8 +215,8 @@ def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, checkout: Path) -> None:
-    other = started(opened, checkout, "end")
+def test_a_race_in_the_background_ends_with_its_process(opened_pack: pack.Pack, checkout: Path) -> None:
+    other = start_process(opened_pack, checkout, "end")
     text, _ = other.communicate(timeout=300)
     assert (other.returncode, text) == (0, "ends within a race\n")
     assert measurements() == []
@@ -223,13 +229,13 @@ def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, check
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "warn_only"), [("once", False), ("background", True)])
 def test_deterministic_algorithms_begin_no_race(
-    mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened: pack.Pack, clock: Clock,
+    mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Earlier measurements are used. A race begins when deterministic algorithms are switched off."""
     monkeypatch.setattr(buckets, "LARGEST", 0)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock), mode) as dispatcher:
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
         with deterministic(warn_only):
             for _ in range(3):
                 assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -242,7 +248,7 @@ def test_deterministic_algorithms_begin_no_race(
                 break
         assert len(measurements()) == 1
         assert "deterministic" not in cudal2gen.explain(a, b.t())
-    with process(opened, Timed(device, clock), mode) as dispatcher, deterministic(warn_only):
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher, deterministic(warn_only):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert sum(dispatcher.stats()["kernel"].values()) == 1
 

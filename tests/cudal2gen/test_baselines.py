@@ -58,7 +58,7 @@ def compute_type(acc: str) -> int:
     return vendor.COMPUTE_16F if acc == "f16" else vendor.COMPUTE_32F
 
 
-def checked(contender: Contender, device: FakeDevice, of: Problem, race: Any) -> Operands:
+def run_and_check(contender: Contender, device: FakeDevice, of: Problem, race: Any) -> Operands:
     """Runs a contender once and compares its result exactly with NumPy's for the accumulator that it must have."""
     operands = device.operands(of, 1, seed=3)[0]
     contender.prepare(of, race)
@@ -76,7 +76,7 @@ def test_the_product_is_that_of_row_major_matrices(
 ) -> None:
     (contender,) = contenders(device, [name], acc, tmp_path / "lt.jsonl")
     assert contender.name == name
-    checked(contender, device, problem(acc), lambda binders: Winner(0, 1.0, len(binders)))
+    run_and_check(contender, device, problem(acc), lambda binders: Winner(0, 1.0, len(binders)))
     assert set(library.computes) == {compute_type(acc)}
     assert set(library.streams) == {7}
     assert all(limit >= 32 << 20 for limit in library.workspace_limits)
@@ -100,7 +100,7 @@ def test_the_first_of_the_heuristic_is_taken_as_it_is(
 ) -> None:
     library.times = [10.0, 5.0]
     (contender,) = contenders(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
-    checked(contender, device, problem(), no_race)
+    run_and_check(contender, device, problem(), no_race)
     assert device.log == ["lt 0"]
     assert "id=0" in contender.detail
     assert not (tmp_path / "lt.jsonl").exists()
@@ -126,7 +126,7 @@ def test_the_race_finds_the_fastest_and_the_store_keeps_it(
 
     (again,) = contenders(device, ["cublaslt-autotuning-tn"], "f16", tuned)
     searches = library.heuristics
-    checked(again, device, of, no_race)
+    run_and_check(again, device, of, no_race)
     assert library.heuristics == searches
     assert device.log[-1] == "lt 3"
 
@@ -253,12 +253,12 @@ def test_unknown_names_are_refused(device: FakeDevice, tmp_path: Path) -> None:
 def test_missing_bindings_are_said_before_anything_is_measured(
     device: FakeDevice, library: vendor.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> int:
+    def raise_not_found() -> int:
         raise RuntimeError("libcublasLt.so not found")
 
     from nvmath.bindings import cublasLt
 
-    monkeypatch.setattr(cublasLt, "get_version", missing)
+    monkeypatch.setattr(cublasLt, "get_version", raise_not_found)
     with pytest.raises(GpuError, match=r"libcublasLt.so not found\): .*\[gpu\]"):
         contenders(device, ["torch.matmul", "cublas-nn"], "f32", tmp_path)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)

@@ -53,7 +53,7 @@ ROWS = 70
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack in which the kernel for many rows was measured as faster than torch."""
     table = packed.table([FEW, MANY, *LAYOUT_NN, *VARIANTS, *GROUPED], {1: 2.0})
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
@@ -69,16 +69,16 @@ def device() -> Iterator[EmulatedDevice]:
 
 
 @pytest.fixture
-def kernels(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def kernels(operator_device: OperatorDevice, opened_pack: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher that takes the nearest kernel, measured or not."""
-    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
+    with emulated(operator_device, [opened_pack], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
 @pytest.fixture
-def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def measured_dispatcher(operator_device: OperatorDevice, opened_pack: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher with a pack whose kernel for many rows was measured faster on its own problem."""
-    with emulated(operator_device, [opened]) as dispatcher:
+    with emulated(operator_device, [opened_pack]) as dispatcher:
         yield dispatcher
 
 
@@ -88,7 +88,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_modes.BatchInvariance, "always", True)
 
 
-def drawn(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
+def draw_rounding(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
     """Numbers whose sums round, in the device's memory."""
     return device.empty(*shape).copy_(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
 
@@ -127,7 +127,7 @@ def rows_by_batches(product: Callable[[Any], Any], a: Any) -> list[tuple[int, An
 def test_the_fastest_kernels_of_few_and_many_rows_differ_in_bits(
     device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    a, b = drawn(device, ROWS, K), drawn(device, N, K, seed=1).t()
+    a, b = draw_rounding(device, ROWS, K), draw_rounding(device, N, K, seed=1).t()
     assert any(not torch.equal(own, its) for _, own, its in rows_by_batches(lambda x: cudal2gen.matmul(x, b), a))
     assert names(kernels) == {FEW.name, MANY.name}
 
@@ -137,7 +137,11 @@ def test_the_fastest_kernels_of_few_and_many_rows_differ_in_bits(
 def test_a_row_has_the_same_bits_among_any_rows(
     n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    a, weight, bias = drawn(device, ROWS, k), drawn(device, n, k, seed=1), drawn(device, n, seed=2)
+    a, weight, bias = (
+        draw_rounding(device, ROWS, k),
+        draw_rounding(device, n, k, seed=1),
+        draw_rounding(device, n, seed=2),
+    )
     calls: list[Callable[[Any], Any]] = [
         lambda x: cudal2gen.matmul(x, weight.t(), batch_invariant=True),
         lambda x: cudal2gen.linear(x, weight, bias, batch_invariant=True),
@@ -156,8 +160,8 @@ def test_a_row_has_the_same_bits_among_any_rows(
 
 @pytest.mark.slow
 def test_how_rows_lie_changes_no_bit(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 12, K), drawn(device, N, K, seed=1).t()
-    bias = drawn(device, N, seed=2)
+    a, b = draw_rounding(device, 12, K), draw_rounding(device, N, K, seed=1).t()
+    bias = draw_rounding(device, N, seed=2)
     whole = cudal2gen.matmul(a, b, batch_invariant=True)
     wide = device.empty(12, K + 1)
     wide[:, :K].copy_(a)
@@ -177,7 +181,7 @@ def test_how_rows_lie_changes_no_bit(device: EmulatedDevice, kernels: dispatch.D
 
 @pytest.mark.slow
 def test_a_batch_adds_up_as_its_products_do(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 3, 40, K), drawn(device, 3, N, K, seed=1).mT
+    a, b = draw_rounding(device, 3, 40, K), draw_rounding(device, 3, N, K, seed=1).mT
     d = cudal2gen.bmm(a, b, batch_invariant=True)
     for own, left, right in zip(d, a, b, strict=True):
         assert torch.equal(own, cudal2gen.matmul(left, right, batch_invariant=True))
@@ -187,7 +191,7 @@ def test_a_batch_adds_up_as_its_products_do(device: EmulatedDevice, kernels: dis
 
 @pytest.mark.slow
 def test_a_rows_group_changes_no_bit(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, ROWS, K), drawn(device, 2, N, K, seed=1).mT
+    a, b = draw_rounding(device, ROWS, K), draw_rounding(device, 2, N, K, seed=1).mT
     results = []
     for first in (5, 33, 60):
         offs = device.empty(4).view(torch.int32).copy_(torch.tensor([first, ROWS], dtype=torch.int32))
@@ -198,7 +202,11 @@ def test_a_rows_group_changes_no_bit(device: EmulatedDevice, kernels: dispatch.D
 
 
 def test_gradients_of_rows_are_batch_invariant_too(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    weight, x, grad = drawn(device, K, N), drawn(device, ROWS, N, seed=1), drawn(device, ROWS, K, seed=2)
+    weight, x, grad = (
+        draw_rounding(device, K, N),
+        draw_rounding(device, ROWS, N, seed=1),
+        draw_rounding(device, ROWS, K, seed=2),
+    )
     # Two large products cancel each other, so nearly every sum would round differently in another order.
     grad[:, 0], grad[:, 200] = 2000, -2000
     weight[[0, 200]] = 2000
@@ -217,7 +225,7 @@ def test_gradients_of_rows_are_batch_invariant_too(device: EmulatedDevice, kerne
 def test_compiled_calls_stay_batch_invariant(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     from torch._dynamo.testing import EagerAndRecordGraphs
 
-    a, weight = drawn(device, 8, K), drawn(device, N, K, seed=1)
+    a, weight = draw_rounding(device, 8, K), draw_rounding(device, N, K, seed=1)
     recorder = EagerAndRecordGraphs()
     compiled = torch.compile(
         lambda x: cudal2gen.linear(x, weight, batch_invariant=True), backend=recorder, fullgraph=True
@@ -233,7 +241,7 @@ def test_compiled_calls_stay_batch_invariant(device: EmulatedDevice, kernels: di
 @pytest.mark.slow
 @pytest.mark.usefixtures("always")
 def test_the_variable_demands_it_of_every_call(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, w1, w3 = drawn(device, ROWS, K), drawn(device, N, K, seed=1), drawn(device, N, K, seed=2)
+    a, w1, w3 = draw_rounding(device, ROWS, K), draw_rounding(device, N, K, seed=1), draw_rounding(device, N, K, seed=2)
     layer = torch.nn.Linear(K, N, bias=False).half()
     layer.weight = torch.nn.Parameter(w1, requires_grad=False)
     cudal2gen.patch(layer)
@@ -266,25 +274,29 @@ def test_the_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_deterministic_algorithms_take_one_kernel_or_torch_for_all_rows(
-    device: EmulatedDevice, measured: dispatch.Dispatcher
+    device: EmulatedDevice, measured_dispatcher: dispatch.Dispatcher
 ) -> None:
     n, k = MANY.n, MANY.k
-    a, b, other = drawn(device, ROWS, k), drawn(device, n, k, seed=1).t(), drawn(device, 40, k, seed=1).t()
+    a, b, other = (
+        draw_rounding(device, ROWS, k),
+        draw_rounding(device, n, k, seed=1).t(),
+        draw_rounding(device, 40, k, seed=1).t(),
+    )
     cudal2gen.matmul(a[:1], b)
-    assert names(measured) == set(), "a product with a vector is torch's"
+    assert names(measured_dispatcher) == set(), "a product with a vector is torch's"
     with deterministic():
         for start, own, its in rows_by_batches(lambda x: cudal2gen.matmul(x, b), a):
             assert torch.equal(own, its), start
-        assert names(measured) == {MANY.name}
-        calls = sum(measured.stats()["kernel"].values())
+        assert names(measured_dispatcher) == {MANY.name}
+        calls = sum(measured_dispatcher.stats()["kernel"].values())
         for rows in (1, 32, 64, ROWS):
             cudal2gen.matmul(a[:rows], other)
-        assert sum(measured.stats()["kernel"].values()) == calls, "nothing was measured of this weight"
-        assert measured.stats()["torch"][plan_invariance.NOT_MEASURED] == 4
+        assert sum(measured_dispatcher.stats()["kernel"].values()) == calls, "nothing was measured of this weight"
+        assert measured_dispatcher.stats()["torch"][plan_invariance.NOT_MEASURED] == 4
         assert hosted.may_win(n, k, torch.float16, "cpu", None, False)
         assert not hosted.may_win(40, k, torch.float16, "cpu", None, False)
     cudal2gen.matmul(a[:1], b)
-    assert sum(measured.stats()["kernel"].values()) == calls, "afterwards it is torch's again"
+    assert sum(measured_dispatcher.stats()["kernel"].values()) == calls, "afterwards it is torch's again"
 
 
 # --- what is refused, and explained ---
@@ -297,7 +309,7 @@ def test_torch_never_stands_in(
     monkeypatch: pytest.MonkeyPatch,
     operator_device: OperatorDevice,
 ) -> None:
-    a, b = drawn(device, 8, K), drawn(device, N, K, seed=1).t()
+    a, b = draw_rounding(device, 8, K), draw_rounding(device, N, K, seed=1).t()
     refused = pytest.raises(RuntimeError, match="batch invariance")
     operator_device.captures = True
     with refused:
@@ -321,12 +333,12 @@ def test_torch_never_stands_in(
     monkeypatch.setattr(OpenKernel, "sized", lambda *_, **__: lambda *_: 1)
     monkeypatch.setattr(OpenKernel, "check", refuse)
     with refused:
-        cudal2gen.matmul(drawn(device, 9, K), b, batch_invariant=True)
+        cudal2gen.matmul(draw_rounding(device, 9, K), b, batch_invariant=True)
     assert kernels.stats()["torch"].keys() >= {"refused: first used in a graph capture", "the launcher refuses"}
 
 
 def test_explain_prices_the_one_kernel(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 8, K), drawn(device, N, K, seed=1).t()
+    a, b = draw_rounding(device, 8, K), draw_rounding(device, N, K, seed=1).t()
     told = cudal2gen.explain(a, b, batch_invariant=True)
     assert (
         told

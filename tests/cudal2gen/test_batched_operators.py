@@ -31,18 +31,18 @@ PLAIN = [packed.RECORDS["predicated"], packed.RECORDS["nn"]]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack with plain and batched kernels, each for layouts tn and nn."""
     table = packed.table([*PLAIN, *STRIDED])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
-def drawn(shape: tuple[int, ...], seed: int = 0) -> Any:
+def draw_integers(shape: tuple[int, ...], seed: int = 0) -> Any:
     """An fp16 tensor of integers from -2 to 2, so that products are exact."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
-def on(device: EmulatedDevice, tensor: Any) -> Any:
+def copy_to_device(device: EmulatedDevice, tensor: Any) -> Any:
     """A copy of a tensor in the device's memory."""
     return device.empty(*tensor.shape).copy_(tensor)
 
@@ -58,7 +58,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("shape_a", "shape_b"), SHAPES, ids=str)
 def test_shapes_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
-    a, b = drawn(shape_a), drawn(shape_b, 1)
+    a, b = draw_integers(shape_a), draw_integers(shape_b, 1)
     expected = torch.matmul(a.double(), b.double()).half()
     d = cudal2gen.matmul(a, b)
     assert (d.shape, d.is_contiguous()) == (expected.shape, True)
@@ -72,17 +72,17 @@ def test_shapes_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple[int,
 
 @pytest.mark.parametrize(("shape_a", "shape_b"), [pair for pair in SHAPES if 0 not in pair[0] + pair[1]], ids=str)
 def test_derivatives_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
-    a, b = drawn(shape_a).requires_grad_(), drawn(shape_b, 1).requires_grad_()
+    a, b = draw_integers(shape_a).requires_grad_(), draw_integers(shape_b, 1).requires_grad_()
     wide_a, wide_b = (tensor.detach().double().requires_grad_() for tensor in (a, b))
     expected = torch.matmul(wide_a, wide_b)
-    grad = drawn(tuple(expected.shape), 2)
+    grad = draw_integers(tuple(expected.shape), 2)
     cudal2gen.matmul(a, b).backward(grad)
     expected.backward(grad.double())
     assert torch.equal(a.grad.double(), wide_a.grad)
     assert torch.equal(b.grad.double(), wide_b.grad)
 
 
-def counted(dispatcher: dispatch.Dispatcher) -> tuple[int, int, list[str]]:
+def count_calls(dispatcher: dispatch.Dispatcher) -> tuple[int, int, list[str]]:
     """The numbers of calls of plain and of batched kernels, and the reasons of the other calls."""
     stats = dispatcher.stats()
     batched = {record.name for record in STRIDED}
@@ -91,21 +91,21 @@ def counted(dispatcher: dispatch.Dispatcher) -> tuple[int, int, list[str]]:
 
 
 def test_rows_with_one_b_are_one_product(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = on(device, drawn((2, 3, 5, 64))), on(device, drawn((64, 24), 1))
+    a, b = copy_to_device(device, draw_integers((2, 3, 5, 64))), copy_to_device(device, draw_integers((64, 24), 1))
     for shared in (b, b.expand(1, 1, 64, 24), b.expand(3, 64, 24)):
         assert torch.equal(cudal2gen.matmul(a, shared), (a.double() @ b.double()).half())
-    assert torch.equal(cudal2gen.matmul(a, on(device, b.t()).t()), (a.double() @ b.double()).half())
+    assert torch.equal(cudal2gen.matmul(a, copy_to_device(device, b.t()).t()), (a.double() @ b.double()).half())
     out = device.empty(2, 3, 5, 24)
     cudal2gen.matmul(a, b, out=out)
     assert torch.equal(out, (a.double() @ b.double()).half())
-    vector = on(device, drawn((64,), 2))
+    vector = copy_to_device(device, draw_integers((64,), 2))
     assert torch.equal(cudal2gen.matmul(vector, b), (vector.double() @ b.double()).half())
-    assert counted(kernels) == (6, 0, [])
+    assert count_calls(kernels) == (6, 0, [])
 
 
 def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = on(device, drawn((6, 33, 64))), on(device, drawn((6, 64, 40), 1))
-    transposed = on(device, b.mT)
+    a, b = copy_to_device(device, draw_integers((6, 33, 64))), copy_to_device(device, draw_integers((6, 64, 40), 1))
+    transposed = copy_to_device(device, b.mT)
     expected = (a.double() @ b.double()).half()
     for count, (left, right) in enumerate(
         [(a, b), (a, transposed.mT), (a.view(2, 3, 33, 64), b.view(2, 3, 64, 40)), (a, b)], 1
@@ -122,32 +122,32 @@ def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatc
     cudal2gen.matmul(a, b, out=out[:, :33])
     assert torch.equal(out[:, :33], expected)
     assert bool(out[:, 33:].isnan().all()), "the columns next to it are unchanged"
-    assert counted(kernels) == (0, 8, [])
+    assert count_calls(kernels) == (0, 8, [])
 
 
 def test_heads_of_attention_are_a_batch_of_strided_views(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """The operands are (1, length, heads, width) with heads moved forward, so rows are far apart, with one stride from
     head to head."""
-    query, key = (on(device, drawn((1, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1))
+    query, key = (copy_to_device(device, draw_integers((1, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1))
     expected = (query.double() @ key.double().mT).half()
     assert torch.equal(cudal2gen.matmul(query, key.mT), expected)
-    assert counted(kernels) == (0, 1, [])
-    two = [on(device, drawn((2, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1)]
+    assert count_calls(kernels) == (0, 1, [])
+    two = [copy_to_device(device, draw_integers((2, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1)]
     assert torch.equal(cudal2gen.matmul(two[0], two[1].mT), (two[0].double() @ two[1].double().mT).half())
-    assert counted(kernels) == (0, 1, ["batch dimensions of A and B without a common stride"])
+    assert count_calls(kernels) == (0, 1, ["batch dimensions of A and B without a common stride"])
     assert cudal2gen.explain(two[0], two[1].mT) == "torch: batch dimensions of A and B without a common stride"
 
 
 def test_a_batch_that_no_kernel_takes_is_computed_by_torch(
     device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    odd = on(device, drawn((3, 8, 66)))[:, :, 1:65]
+    odd = copy_to_device(device, draw_integers((3, 8, 66)))[:, :, 1:65]
     assert torch.equal(cudal2gen.matmul(odd, odd.mT), (odd.double() @ odd.double().mT).half())
-    apart = on(device, drawn((3, 8 * 64 + 4)))[:, :512].view(3, 8, 64)
+    apart = copy_to_device(device, draw_integers((3, 8 * 64 + 4)))[:, :512].view(3, 8, 64)
     assert torch.equal(cudal2gen.matmul(apart, apart.mT), (apart.double() @ apart.double().mT).half())
-    assert counted(kernels) == (0, 0, ["batched: a kernel would copy operands"])
+    assert count_calls(kernels) == (0, 0, ["batched: a kernel would copy operands"])
     assert "A and B would be copied" in cudal2gen.explain(apart, apart.mT)
-    shared = on(device, drawn((3, 8, 64)))
+    shared = copy_to_device(device, draw_integers((3, 8, 64)))
     with pytest.raises(ValueError, match=r"^out:"):
         cudal2gen.matmul(shared, shared.mT[:, :, :8], out=shared[:, :, :8])
 
@@ -158,13 +158,13 @@ def test_elements_of_out_that_may_lie_in_one_place_are_computed_by_torch(
     """CTAs would race for elements at one address. In all three cases each element has an address of its own, but in
     the last one rows of different products alternate, which ``are_distinct`` cannot tell from an overlap. There torch
     computes the product, so the number of launches stays at two."""
-    a, b = on(device, drawn((4, 2, 64))), on(device, drawn((4, 64, 8)))
+    a, b = copy_to_device(device, draw_integers((4, 2, 64))), copy_to_device(device, draw_integers((4, 64, 8)))
     memory = device.empty(100)
     for strides, launches in (((8, 40, 1), 1), ((24, 8, 1), 2), ((16, 24, 1), 2)):
         out = memory.as_strided((4, 2, 8), strides)
         assert torch.equal(cudal2gen.matmul(a, b, out=out), (a.double() @ b.double()).half())
         assert sum(kernels.stats()["kernel"].values()) == launches, strides
-    assert counted(kernels)[2] == ["elements of out that may lie in one place"]
+    assert count_calls(kernels)[2] == ["elements of out that may lie in one place"]
 
 
 def test_whether_elements_lie_in_places_of_their_own() -> None:
@@ -184,18 +184,18 @@ def test_whether_elements_lie_in_places_of_their_own() -> None:
     assert undecided < 400
 
 
-def test_without_batched_kernels_torch_computes_batches(device: EmulatedDevice, opened: pack.Pack) -> None:
-    own = pack.Pack(opened.directory, opened.facts)
-    own.table.kernels[:] = [kernel for kernel in opened.table.kernels if kernel.record.batch == "none"]
-    a = on(device, drawn((3, 8, 64)))
+def test_without_batched_kernels_torch_computes_batches(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    own = pack.Pack(opened_pack.directory, opened_pack.facts)
+    own.table.kernels[:] = [kernel for kernel in opened_pack.table.kernels if kernel.record.batch == "none"]
+    a = copy_to_device(device, draw_integers((3, 8, 64)))
     with emulated(OperatorDevice(device, "a100"), [own], prefer="kernel") as dispatcher:
         assert torch.equal(cudal2gen.bmm(a, a.mT), (a.double() @ a.double().mT).half())
-        assert counted(dispatcher)[:2] == (0, 0)
+        assert count_calls(dispatcher)[:2] == (0, 0)
         assert cudal2gen.explain(a, a.mT).startswith("torch: ")
 
 
 def test_bmm_takes_batches_of_matrices_only() -> None:
-    a = drawn((2, 3, 4))
+    a = draw_integers((2, 3, 4))
     for left, right in ((a[0], a.mT), (a, a.mT[:1]), (a[None], a.mT[None])):
         with pytest.raises(ValueError, match=r"a and b must be \(B,M,K\) and \(B,K,N\)"):
             cudal2gen.bmm(left, right)
@@ -205,7 +205,7 @@ def test_bmm_takes_batches_of_matrices_only() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128", "int64"])
 def test_other_types_are_computed_by_torch(dtype: str) -> None:
     kind = getattr(torch, dtype)
-    a, b = drawn((2, 3, 4)).to(kind), drawn((4, 5), 1).to(kind)
+    a, b = draw_integers((2, 3, 4)).to(kind), draw_integers((4, 5), 1).to(kind)
     assert torch.equal(cudal2gen.matmul(a, b), torch.matmul(a, b))
     if kind == torch.int64:
         return
@@ -231,7 +231,7 @@ def test_one_stride_for_all_dimensions() -> None:
     assert plan_batches.common_stride((2, 3), (0, 5)) is None
     assert plan_batches.common_stride((2, 3), (5, 10)) is None
     assert plan_batches.common_stride((1, 1), (5, 10)) == 0
-    a, b = drawn((4, 1, 3, 8)), drawn((5, 8, 2))
+    a, b = draw_integers((4, 1, 3, 8)), draw_integers((5, 8, 2))
     request = plan_requests.request_matmul(a, b, "f32")
     assert request.obstacle == "batch dimensions of A and B without a common stride"
 
@@ -247,7 +247,7 @@ MAPPED: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int | None, int | Non
 
 @pytest.mark.parametrize(("shape_a", "shape_b", "dims"), MAPPED, ids=str)
 def test_vmap_of_a_product_is_a_batch(shape_a: Any, shape_b: Any, dims: Any) -> None:
-    a, b = drawn(shape_a), drawn(shape_b, 1)
+    a, b = draw_integers(shape_a), draw_integers(shape_b, 1)
     expected = torch.vmap(torch.matmul, dims)(a.double(), b.double()).half()
     assert torch.equal(torch.vmap(cudal2gen.matmul, dims)(a, b), expected)
 
@@ -263,14 +263,14 @@ def test_vmap_of_a_layer(lead: tuple[int, ...], dims: tuple[int | None, ...]) ->
         if dim is not None:
             shape.insert(min(dim, len(lead)), 7)
     dims = (None if dims[0] is None else min(dims[0], len(lead)), *dims[1:])
-    x, weight, bias = (drawn(tuple(shape), seed) for seed, shape in enumerate(shapes))
+    x, weight, bias = (draw_integers(tuple(shape), seed) for seed, shape in enumerate(shapes))
     layer = torch.nn.functional.linear
     expected = torch.vmap(layer, dims)(x.double(), weight.double(), bias.double()).half()
     assert torch.equal(torch.vmap(cudal2gen.linear, dims)(x, weight, bias), expected)
 
 
 def test_derivatives_by_transforms() -> None:
-    x, weight = drawn((3, 4)), drawn((5, 4), 1)
+    x, weight = draw_integers((3, 4)), draw_integers((5, 4), 1)
 
     def loss(function: Any) -> Any:
         return lambda w, row: function(row, w).square().sum()
@@ -293,5 +293,8 @@ def test_torch_checks_operators_on_batches() -> None:
     matmul = torch.ops.cudal2gen.matmul.default
     for shape_a, shape_b in (((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (4, 5)), ((3, 1, 2, 4), (2, 4, 5))):
         for differentiable in (False, True):
-            a, b = drawn(shape_a).requires_grad_(differentiable), drawn(shape_b, 1).requires_grad_(differentiable)
+            a, b = (
+                draw_integers(shape_a).requires_grad_(differentiable),
+                draw_integers(shape_b, 1).requires_grad_(differentiable),
+            )
             torch.library.opcheck(matmul, (a, b))

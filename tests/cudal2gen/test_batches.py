@@ -23,7 +23,7 @@ from kernelproof import emulator
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO_CONSUMERS, once, ring, small
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, plain_records, records_of_any_product
-from tests.draws import drawn
+from tests.draws import draw_part
 
 STRIDED: dict[str, Any] = {"batch": "strided"}
 TYPES: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
@@ -59,10 +59,10 @@ BATCHED: dict[str, Record] = {
 }
 
 # A part suffices, because test_validator.py executes every branch of the templates, those of batches included.
-EXECUTED = drawn(list(BATCHED), 4)
+EXECUTED = draw_part(list(BATCHED), 4)
 
 
-def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
+def own_problem(record: Record, batch: int, shared_b: bool = False) -> Shape:
     """The record's own problem, with ``batch`` products in a launch."""
     stride = record.launch_options.get("swizzle_stride")
     return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)
@@ -77,9 +77,9 @@ def test_each_product_of_a_batch_is_computed(name: str, library: Path) -> None:
     assert artifact.ptxas.findings == []
     assert read((artifact.directory / "kernel.launch").read_text()) == record.launch
     for shape, inputs in (
-        (own(record, 3), "binary"),
-        (own(record, 2, shared_b=True), "normal"),
-        (own(record, 1), "normal"),
+        (own_problem(record, 3), "binary"),
+        (own_problem(record, 2, shared_b=True), "normal"),
+        (own_problem(record, 1), "normal"),
     ):
         case, done = run_case(record, artifact, library, shape, inputs, hazards=inputs == "binary")
         assert case.findings == (), shape
@@ -118,7 +118,7 @@ def test_a_verdict_tries_batches_of_batched_records_only() -> None:
 def test_room_between_products_is_forbidden_ground(library: Path) -> None:
     """A verdict places elements between one product's B or D and the next, which no kernel may touch."""
     record = BATCHED["direct"]
-    shape = own(record, 2)
+    shape = own_problem(record, 2)
     _, b, d = (problems.batches(record, shape)[index] for index in (1, 2, 3))
     lda, _, ldd = problems.strides(record, Sizes(record.m, record.n, record.k))
     assert d > record.m * ldd
@@ -190,9 +190,12 @@ BUILT_AHEAD = [*(BATCHED[name] for name in EXECUTED), *PLACED.values()]
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
-    record, artifact = BATCHED[name], PLACED[name, fault].built()
+    record, artifact = BATCHED[name], PLACED[name, fault].build()
     assert render(record).count(PLACED[name, fault].before) == 1, "the fault has one place"
-    cases = [run_case(record, artifact, library, own(record, 3, shared_b), "integers")[0] for shared_b in (False, True)]
+    cases = [
+        run_case(record, artifact, library, own_problem(record, 3, shared_b), "integers")[0]
+        for shared_b in (False, True)
+    ]
     assert not all(case.passed for case in cases)
 
 

@@ -38,7 +38,7 @@ def problem(m: int, n: int, k: int, acc: str = "f32") -> Problem:
     return Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k)  # type: ignore[arg-type]
 
 
-def measured(
+def measure_one(
     device: FakeDevice, contenders: list[Any], work: Condition, of: Problem, **settings: Any
 ) -> results.Measurement:
     """The measurement of one problem in one condition, without warm-up."""
@@ -57,7 +57,7 @@ def test_a_drifting_device_favours_nobody() -> None:
     """The card slows by a third during the measurement. Since contenders alternate, the ratio is not affected."""
     device = FakeDevice(drift=10.0)
     kernel, vendor = FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "torch.matmul", 10.0)
-    measurement = measured(device, [kernel, vendor], HOT, SMALL)
+    measurement = measure_one(device, [kernel, vendor], HOT, SMALL)
     timing = measurement.timing("torch.matmul")
     assert timing is not None
     assert timing.event_us[-1] / timing.event_us[0] > 1.3
@@ -71,7 +71,7 @@ def test_rounds_are_mirrored_in_random_order() -> None:
     device = FakeDevice()
     names = ["a", "b", "c"]
     contenders = [FakeProduct(device, name, 5.0) for name in names]
-    measured(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
+    measure_one(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
     order = [name for name in device.log if name in names]
     # The first calls and the graphs' warm-up precede the rounds. Each call of a sample is preceded by one that warms
     # up.
@@ -90,7 +90,7 @@ def test_noise_has_an_interval_that_holds_the_truth() -> None:
         FakeProduct(device, "cudal2gen", 8.0, noise=0.2),
         FakeProduct(device, "torch.matmul", 8.4, noise=0.2),
     )
-    ratio = results.speedup(measured(device, [kernel, vendor], HOT, SMALL), "torch.matmul")
+    ratio = results.speedup(measure_one(device, [kernel, vendor], HOT, SMALL), "torch.matmul")
     assert ratio is not None
     assert ratio.low < 1.05 < ratio.high
     assert ratio.high - ratio.low > 0.001
@@ -98,7 +98,7 @@ def test_noise_has_an_interval_that_holds_the_truth() -> None:
 
 def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     device = FakeDevice()
-    measurement = measured(device, [FakeProduct(device, "cudal2gen", 8.0)], COLD, SMALL)
+    measurement = measure_one(device, [FakeProduct(device, "cudal2gen", 8.0)], COLD, SMALL)
     (timing,) = measurement.timings
     assert timing.calls == bench.MAX_CALLS
     # The graph is warmed up once; then each eviction is followed by a sample.
@@ -117,7 +117,7 @@ def test_sets_of_operands(work: Condition, sets: int) -> None:
         return operands(of, count, seed, products)
 
     device.operands = watched  # type: ignore[method-assign]
-    measured(device, [FakeProduct(device, "cudal2gen", 8.0)], work, SMALL)
+    measure_one(device, [FakeProduct(device, "cudal2gen", 8.0)], work, SMALL)
     assert set_counts == [sets]
 
 
@@ -130,7 +130,7 @@ def test_states_of_the_l2() -> None:
 
 def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
     device = FakeDevice()
-    measurement = measured(
+    measurement = measure_one(
         device, [FakeProduct(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0
     )
     (timing,) = measurement.timings
@@ -147,14 +147,14 @@ def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
 def test_padding_is_inside_and_shown() -> None:
     device = FakeDevice()
     kernel = FakeKernel(device, small(gpu="h200", acc="f32"), 8.0, copies_us=3.0)
-    (timing,) = measured(device, [kernel], HOT, SMALL).timings
+    (timing,) = measure_one(device, [kernel], HOT, SMALL).timings
     assert timing.padding_us == pytest.approx(3.0)
     assert timing.record == kernel.record.name
 
 
 def test_conditions_are_read_in_each_round() -> None:
     device = FakeDevice()
-    measurement = measured(device, [FakeProduct(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
+    measurement = measure_one(device, [FakeProduct(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
     rounds = len(measurement.timings[0].event_us) / 2
     assert len(measurement.conditions.sm_mhz) == rounds
     assert measurement.conditions.throttle == ("SwPowerCap",)
@@ -168,11 +168,11 @@ def test_better_than_the_hardware_stops_the_run(contender: str) -> None:
     device = FakeDevice(environment=slowed)
     slow, fast = FakeProduct(device, "torch.matmul", 500.0), FakeProduct(device, contender, 0.9)
     with pytest.raises(TooGood, match=r"0\.900 us.* 0\.970 us") as caught:
-        measured(device, [slow, fast], HOT, SMALL)
+        measure_one(device, [slow, fast], HOT, SMALL)
     assert caught.value.contender == contender
     device = FakeDevice()
     with pytest.raises(TooGood, match=r"0\.400 us.* 0\.500 us"):
-        measured(device, [FakeProduct(device, contender, 0.4)], HOT, SMALL)
+        measure_one(device, [FakeProduct(device, contender, 0.4)], HOT, SMALL)
 
 
 def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
@@ -206,15 +206,15 @@ def spoil_late(operands: Any, launches: int) -> None:
         operands.d[:] = 0
 
 
-def unwritten(operands: Any, launches: int) -> None:
+def leave_row_unwritten(operands: Any, launches: int) -> None:
     """Leaves a row of D unwritten."""
     operands.d[5] = float("nan")
 
 
-@pytest.mark.parametrize("faulty", [spoil_one, spoil_late, unwritten])
+@pytest.mark.parametrize("faulty", [spoil_one, spoil_late, leave_row_unwritten])
 def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
     device = FakeDevice()
-    measurement = measured(
+    measurement = measure_one(
         device, [FakeProduct(device, "cudal2gen", 8.0, faulty=faulty), FakeProduct(device, "b", 9.0)], HOT, SMALL
     )
     assert [timing.contender for timing in measurement.timings] == ["b"]
@@ -265,7 +265,7 @@ def test_the_check_separates_rounding_from_faults(acc: str, k: int) -> None:
 
 def test_who_cannot_run_is_named() -> None:
     device = FakeDevice()
-    measurement = measured(
+    measurement = measure_one(
         device,
         [FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "x", 1.0, absent="no such algorithm")],
         HOT,
@@ -289,7 +289,7 @@ def records() -> list[Record]:
     return [small(gpu="h200", acc="f32", m=m, n=n, k=64, stages=2) for m in (64, 128) for n in (64, 128)]
 
 
-def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.RunOutcome:
+def run_campaign(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.RunOutcome:
     """Runs a campaign on the fake device, on which our kernels take ``us``; ``options`` are fields of the plan."""
     progress = options.pop("progress", lambda *_: None)
     plan = bench.BenchPlan(
@@ -307,18 +307,18 @@ def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> ben
 @pytest.mark.slow
 def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     store = tmp_path / "m.jsonl"
-    first = run(store, FakeDevice())
-    assert (first.measured, first.stored, first.left, first.faults) == (len(stored(store)), 0, 0, [])
-    again = run(store, FakeDevice())
+    first = run_campaign(store, FakeDevice())
+    assert (first.measured, first.stored, first.left, first.faults) == (len(stored_measurements(store)), 0, 0, [])
+    again = run_campaign(store, FakeDevice())
     assert (again.measured, again.stored) == (0, 4)
-    assert run(store, FakeDevice(), again=True).measured == first.measured
+    assert run_campaign(store, FakeDevice(), again=True).measured == first.measured
     other = ENVIRONMENT.model_copy(update={"id": "other", "driver": "590"})
-    assert run(store, FakeDevice(environment=other)).measured == first.measured
+    assert run_campaign(store, FakeDevice(environment=other)).measured == first.measured
     more = [FakeProduct(device := FakeDevice(), "torch.matmul", 9.0), FakeProduct(device, "cublas-nn", 9.0)]
-    assert run(store, device, baselines=more).measured == first.measured
-    assert run(store, FakeDevice()).measured == 0
+    assert run_campaign(store, device, baselines=more).measured == first.measured
+    assert run_campaign(store, FakeDevice()).measured == 0
     hosted = Settings(protocols=("offline",), warmup_seconds=0.0, benchmark_seconds=0.001)
-    assert run(store, FakeDevice(), settings=hosted).measured == 4
+    assert run_campaign(store, FakeDevice(), settings=hosted).measured == 4
 
 
 def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None:
@@ -328,15 +328,15 @@ def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None
         for stride in (32, 64)
     )
     assert narrow.name == wide.name
-    for record, measured in ((narrow, 2), (narrow, 0), (wide, 2)):
-        assert run(store, FakeDevice(), records=[record]).measured == measured
-    assert [measurement.options for measurement in stored(store)[1:3]] == [
+    for record, count in ((narrow, 2), (narrow, 0), (wide, 2)):
+        assert run_campaign(store, FakeDevice(), records=[record]).measured == count
+    assert [measurement.options for measurement in stored_measurements(store)[1:3]] == [
         {"swizzle_stride": 32},
         {"swizzle_stride": 64},
     ]
 
 
-def stored(path: Path) -> list[results.Measurement]:
+def stored_measurements(path: Path) -> list[results.Measurement]:
     """The measurements in a file."""
     return results.measurements(path).measurements
 
@@ -346,7 +346,7 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
     steps = []
     device = FakeDevice()
     settings = Settings(warmup_seconds=0.0, benchmark_seconds=0.5)
-    outcome = run(
+    outcome = run_campaign(
         tmp_path / "m.jsonl", device, us=2000.0, settings=settings, budget_seconds=6.0,
         progress=lambda *step: steps.append(step),
     )  # fmt: skip
@@ -354,7 +354,7 @@ def test_a_budget_ends_the_run_and_says_what_is_left(tmp_path: Path) -> None:
     assert device.time < 6.0
     assert [done for done, _, _ in steps] == list(range(1, 5 - outcome.left))
     assert steps[-1][2] <= 6.0 - device.time + 1e-6
-    assert run(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).stored == 4 - outcome.left
+    assert run_campaign(tmp_path / "m.jsonl", device, us=2000.0, settings=settings).stored == 4 - outcome.left
 
 
 @pytest.mark.slow
@@ -446,7 +446,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
     device.stopped = False
     outcome = go()
     assert (outcome.stored, outcome.faults) == (1, [])
-    assert len({measurement.mnk for measurement in stored(tmp_path / "m.jsonl")}) == 4
+    assert len({measurement.mnk for measurement in stored_measurements(tmp_path / "m.jsonl")}) == 4
 
 
 @pytest.mark.slow
@@ -461,10 +461,10 @@ def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
         return operands(of, count, seed, products)
 
     device.operands = short  # type: ignore[method-assign]
-    outcome = run(tmp_path / "m.jsonl", device)
+    outcome = run_campaign(tmp_path / "m.jsonl", device)
     assert outcome.faults == [f"{first.mnk}: CUDA out of memory"]
-    assert len({measurement.mnk for measurement in stored(tmp_path / "m.jsonl")}) == 3
-    assert run(tmp_path / "m.jsonl", FakeDevice()).stored == 3
+    assert len({measurement.mnk for measurement in stored_measurements(tmp_path / "m.jsonl")}) == 3
+    assert run_campaign(tmp_path / "m.jsonl", FakeDevice()).stored == 3
 
 
 def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
@@ -472,7 +472,7 @@ def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
         raise ArithmeticError("CUBLAS_STATUS_NOT_SUPPORTED")
 
     device = FakeDevice()
-    measurement = measured(
+    measurement = measure_one(
         device, [FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "b", 9.0, faulty=fail)], HOT, SMALL
     )
     assert measurement.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
@@ -489,7 +489,7 @@ class Slow(devices.FakeDevice):
         time.sleep(0.0005)
         super().evict()
 print("ready", flush=True)
-test_bench.run(Path(sys.argv[1]), Slow())
+test_bench.run_campaign(Path(sys.argv[1]), Slow())
 """
 
 
@@ -524,7 +524,7 @@ def test_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
         lines = whole
     done = subprocess.run([sys.executable, "-c", CHILD, str(store)], env=environment, check=True, capture_output=True)
     assert done.returncode == 0
-    counts = Counter((measurement.mnk, measurement.l2) for measurement in stored(store))
+    counts = Counter((measurement.mnk, measurement.l2) for measurement in stored_measurements(store))
     assert set(counts.values()) == {1}
     assert len({mnk for mnk, _ in counts}) == 4
     assert len(lines) > 3, "the kills came while it measured"
@@ -532,7 +532,7 @@ def test_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
 
 def test_medians_and_ratios_by_hand() -> None:
     device = FakeDevice()
-    measurement = measured(
+    measurement = measure_one(
         device,
         [
             FakeProduct(device, "cudal2gen", 8.0),

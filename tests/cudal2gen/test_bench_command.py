@@ -17,7 +17,7 @@ from cudal2gen.results import choice
 from kernelproof.ground.chips import GPUS, CardFacts
 from tests import commands
 from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, FakeProduct
-from tests.cudal2gen.test_bench import stored
+from tests.cudal2gen.test_bench import stored_measurements
 
 pytestmark = pytest.mark.torch
 
@@ -45,13 +45,13 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     from cudal2gen.launch import gpu
     from cudal2gen.validator.device import BuiltKernel
 
-    def opened(built: BuiltKernel, card: FakeCard) -> FakeKernel:
+    def open_fake(built: BuiltKernel, card: FakeCard) -> FakeKernel:
         kernel = FakeKernel(card, built.record, 8.0)
         kernel.digest = built.artifact.digest
         return kernel
 
     monkeypatch.setattr(gpu, "connect", FakeCard)
-    monkeypatch.setattr(BuiltKernel, "open", opened)
+    monkeypatch.setattr(BuiltKernel, "open", open_fake)
     real = baselines.contenders
     monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
 
@@ -77,9 +77,9 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2 problems, 0 of them stored before: 4 measurements added" in done.stdout
     assert "0 problems left, 0 faults" in done.stdout
-    assert {measurement.gpu for measurement in stored(tmp_path / "m.jsonl")} == {"h200"}
-    assert stored(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
-    assert len(stored(tmp_path / "m.jsonl")[0].contenders) == 11
+    assert {measurement.gpu for measurement in stored_measurements(tmp_path / "m.jsonl")} == {"h200"}
+    assert stored_measurements(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
+    assert len(stored_measurements(tmp_path / "m.jsonl")[0].contenders) == 11
     assert "2 of them stored before: 0 measurements" in command(*chosen).stdout
     assert "0 of them stored before: 4 measurements" in command(*chosen, "--again").stdout
     hosted = command(
@@ -88,7 +88,12 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     assert "2 measurements added" in hosted.stdout
     few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
     assert few.exit_code == 0
-    assert stored(tmp_path / "m.jsonl")[-1].contenders == ["cudal2gen", "cublas-nn", "cublas-tn", "cublas-max"]
+    assert stored_measurements(tmp_path / "m.jsonl")[-1].contenders == [
+        "cudal2gen",
+        "cublas-nn",
+        "cublas-tn",
+        "cublas-max",
+    ]
 
 
 def test_missing_vendor_packages_are_reported_before_anything_is_compiled(
@@ -97,11 +102,11 @@ def test_missing_vendor_packages_are_reported_before_anything_is_compiled(
     from cudal2gen.generation import compiler
     from cudal2gen.launch import gpu
 
-    def missing() -> None:
+    def fail_to_import() -> None:
         raise gpu.GpuError("cuBLAS and cuBLASLt cannot be called")
 
     compiled: list[Any] = []
-    monkeypatch.setattr(baselines, "_check_vendor", missing)
+    monkeypatch.setattr(baselines, "_check_vendor", fail_to_import)
     monkeypatch.setattr(compiler, "build", lambda *records, **_: compiled.append(records))
     done = command("--mnk", "64_64_64", "--acc", "f32")
     assert (done.exit_code, compiled) == (3, [])
@@ -155,13 +160,13 @@ def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) ->
     done = command("--mnk", "64_64_64", "--acc", "f32", "--where", "records=rtx3090", "--baselines", "none")
     assert done.exit_code == 0, done.output
     record = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
-    timing = stored(tmp_path / "rtx3090-records.jsonl")[0].timings[0]
+    timing = stored_measurements(tmp_path / "rtx3090-records.jsonl")[0].timings[0]
     assert timing.record == record.name
     assert not (tmp_path / "measurements.jsonl").exists(), "they would replace those of the card's own records"
     odd = command("--mnk", "65_64_64", "--acc", "f32", "--where", "records=rtx3090", "--baselines", "none")
     assert odd.exit_code == 0, odd.output
     assert "that of rtx3090 64_64_64 stands in, by mma.sync at 62% of h200's tensor cores, predicated" in odd.stderr
-    assert stored(tmp_path / "rtx3090-records.jsonl")[-1].mnk == "65_64_64"
+    assert stored_measurements(tmp_path / "rtx3090-records.jsonl")[-1].mnk == "65_64_64"
 
 
 @pytest.mark.slow
@@ -175,7 +180,7 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     assert "1 problems of" in done.stderr
     assert "are not for h200 f32 tn, and left out" in done.stderr
     assert "no record for h200 f32 tn 17_96_72; taking that of" in done.stderr
-    assert {measurement.mnk for measurement in stored(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
+    assert {measurement.mnk for measurement in stored_measurements(tmp_path / "m.jsonl")} == {"17_96_72", "64_64_64"}
     arguments = [
         "explain",
         "--mnk",

@@ -15,7 +15,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.launch.operands import Operands
 from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel
 from tests.cudal2gen.paths import small
-from tests.cudal2gen.test_bench import COLD, HOT, SMALL, measured, problem
+from tests.cudal2gen.test_bench import COLD, HOT, SMALL, measure_one, problem
 
 pytestmark = pytest.mark.torch
 
@@ -37,12 +37,12 @@ class Timed:
         """A call that computes with the spoilt operands and takes ``us`` microseconds by the device's clock."""
         call = self.contender.bind(replace(operands, **self.spoils))
 
-        def timed() -> Any:
+        def timed_call() -> Any:
             answer = call()
             self.device.spend(self.us, self.name)
             return answer
 
-        return timed
+        return timed_call
 
 
 # Fusions of which torch has some in one call and others only in several.
@@ -55,7 +55,7 @@ def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) 
     device, of = FakeDevice(), SMALL.revised(fusion=fusion)
     names = baselines.default_names(of)
     assert names == ("torch.unfused", "torch.epilogue")
-    measurement = measured(device, [Timed(device, name, 9.0) for name in names], COLD, of)
+    measurement = measure_one(device, [Timed(device, name, 9.0) for name in names], COLD, of)
     assert measurement.problem == of
     unfused = measurement.timing("torch.unfused")
     assert unfused is not None
@@ -71,7 +71,7 @@ def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) 
 def test_a_batch_counts_all_its_products() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="strided")
     assert baselines.default_names(of) == ("torch.bmm",)
-    measurement = measured(device, [Timed(device, "torch.bmm", 9.0)], COLD, of, products=5)
+    measurement = measure_one(device, [Timed(device, "torch.bmm", 9.0)], COLD, of, products=5)
     assert (measurement.products, measurement.flops) == (5, 5 * SMALL.flops)
     assert measurement.types == "f32 batched x5"
     assert '"products":5' in measurement.model_dump_json()
@@ -80,7 +80,7 @@ def test_a_batch_counts_all_its_products() -> None:
     assert of_five == pytest.approx(5 * of_single)
     device = FakeDevice(environment=slow)
     with pytest.raises(TooGood, match=r"3\.000 us.* 4\.8") as caught:
-        measured(device, [Timed(device, "torch.bmm", 3.0)], HOT, of, products=5)
+        measure_one(device, [Timed(device, "torch.bmm", 3.0)], HOT, of, products=5)
     assert caught.value.contender == "torch.bmm"
 
 
@@ -91,14 +91,14 @@ def test_a_batch_counts_all_its_products() -> None:
 def test_a_part_that_a_contender_leaves_out_is_noticed(fusion: str, spoils: dict[str, Any]) -> None:
     device = FakeDevice()
     contender = Timed(device, "torch.unfused", 9.0, **spoils)
-    measurement = measured(device, [contender], COLD, SMALL.revised(fusion=fusion))
+    measurement = measure_one(device, [contender], COLD, SMALL.revised(fusion=fusion))
     assert "wrong result after the timing" in measurement.absent["torch.unfused"]
 
 
 def test_groups_are_measured_against_those_of_torch() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="grouped", ab="bf16")
     assert baselines.default_names(of) == ("torch.grouped_mm",)
-    measurement = measured(device, [Timed(device, "torch.grouped_mm", 9.0)], COLD, of, products=3)
+    measurement = measure_one(device, [Timed(device, "torch.grouped_mm", 9.0)], COLD, of, products=3)
     assert measurement.absent == {}
     assert 0 < measurement.timings[0].error < 0.2
     (operands,) = device.operands(of, 1, 0, 3)
@@ -123,20 +123,20 @@ def test_a_wrong_product_of_a_batch_is_noticed() -> None:
     assert reference.error(device, bmm)[1] == ""
     for product in (0, 2, 4):
 
-        def spoiled(product: int = product) -> None:
+        def spoil(product: int = product) -> None:
             bmm()
             operands.d[product, 5] += 1.0
 
-        assert "wrong result" in reference.error(device, spoiled)[1]
+        assert "wrong result" in reference.error(device, spoil)[1]
 
 
 def test_a_kernel_may_round_once() -> None:
     """A baseline that stores between its parts is within the looser bound, but not within that of a kernel."""
     device, of = FakeDevice(), problem(64, 64, 16).revised(fusion="alpha+bias_n+residual")
     (operands,) = device.operands(of, 1, 0)
-    timed = Timed(device, "torch.unfused", 9.0)
-    timed.prepare(of, None)
-    reference, call = Reference(of, operands), timed.bind(operands)
+    contender = Timed(device, "torch.unfused", 9.0)
+    contender.prepare(of, None)
+    reference, call = Reference(of, operands), contender.bind(operands)
     assert "wrong result" in reference.error(device, call, strict=True)[1]
     assert reference.error(device, call, strict=False)[1] == ""
 
@@ -146,7 +146,7 @@ def test_a_batch_of_another_number_of_products_is_not_stored_yet() -> None:
     with a hot L2, and a batch of 4 needs both."""
     environment = ENVIRONMENT.model_copy(update={"l2_bytes": 1 << 20})
     device, record = FakeDevice(environment=environment), small(gpu="h200", acc="f32", batch="strided")
-    stored = measured(device, [FakeKernel(device, record, 8.0)], COLD, record.problem, products=5)
+    stored = measure_one(device, [FakeKernel(device, record, 8.0)], COLD, record.problem, products=5)
     for products, left in ((5, ["hot"]), (4, ["cold", "hot"])):
         settings = Settings(products=products)
         work = bench.schedule.pending(record, record.name, (), settings, environment, [stored])

@@ -27,7 +27,7 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
     closed: list[str] = []
     calls: list[tuple[list[str], Any]] = []
 
-    def opened(kind: str) -> Any:
+    def open_fake(kind: str) -> Any:
         if kind in ("launch", "gpu"):
             raise LaunchError(1, kind) if kind == "launch" else GpuError(kind)
         kernel = SimpleNamespace(name="")
@@ -48,10 +48,10 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
         return [SimpleNamespace(timings=timings, absent=absent)]
 
     device: Any = SimpleNamespace(environment=SimpleNamespace(l2_bytes=1 << 40))
-    kernels: Any = {name: lambda kind=kind: opened(kind) for name, kind in names.items()}
+    kernels: Any = {name: lambda kind=kind: open_fake(kind) for name, kind in names.items()}
     vendors: Any = [SimpleNamespace(name=name) for name in others]
 
-    def run() -> turns.Turns:
+    def plan_turns() -> turns.Turns:
         return turns.in_turns(device, PROBLEM, kernels, vendors, seconds=2.0, warmup_seconds=3.0, seed=5)
 
     not_too_fast = [name for name, kind in names.items() if kind != "fast"]
@@ -59,9 +59,9 @@ def test_each_kernel_is_timed_or_has_a_reason(kinds: list[str], others: tuple[st
         patch.setattr(turns, "measure", measure)
         if is_clock_wrong and "vendor" in others and not_too_fast:
             with pytest.raises(TooGood):
-                run()
+                plan_turns()
             return
-        done = run()
+        done = plan_turns()
     assert done.too_good == {name: f"{name} is too fast" for name, kind in names.items() if kind == "fast"}
     absent = {name: kind for name, kind in names.items() if kind in ("launch", "gpu", "absent")}
     assert {name: reason.split()[0] for name, reason in done.absent.items()} == absent

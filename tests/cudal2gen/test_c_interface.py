@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return self.folder / pack.facts.LIBRARY
 
 
-class Opened(NamedTuple):
+class OpenedPack(NamedTuple):
     """A pack that is open in the C interface: its functions and its handle."""
 
     api: ctypes.CDLL
@@ -80,11 +80,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture
-def opened(place: Place) -> Iterator[Opened]:
+def opened_pack(place: Place) -> Iterator[OpenedPack]:
     """The pack, open until the test has ended."""
     api, handle = interface(place.library), ctypes.c_void_p()
     assert api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle)) == 0
-    yield Opened(api, handle)
+    yield OpenedPack(api, handle)
     assert api.cudal2gen_pack_close(handle) == 0
 
 
@@ -98,8 +98,8 @@ def test_an_older_cuda_is_refused_in_one_sentence(
     api, handle = interface(place.library), ctypes.c_void_p()
     idle_runtime.versions(place.runtime, runtime, driver)
     try:
-        opened = api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle))
-        assert opened == code
+        returned = api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle))
+        assert returned == code
         if code:
             sentence = api.cudal2gen_last_error().decode()
             assert {said, str(torch_range.CUDA), str(torch_range.DRIVER)} <= set(re.findall(r"[\d.]+\d", sentence))
@@ -127,9 +127,13 @@ def problem(**fields: object) -> Problem:
     return Problem(**{"acc": 1, "m": 64, "n": 64, "k": 128, "prefer": KERNEL, **fields})
 
 
-def code_of(opened: Opened, question: Problem, d: int = D, ldd: int = 64) -> int:
+def code_of(opened_pack: OpenedPack, question: Problem, d: int = D, ldd: int = 64) -> int:
     """The return code of a plain product. ``d``, ``ldd``: the address of D, and its leading dimension."""
-    return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None))
+    return int(
+        opened_pack.api.cudal2gen_matmul(
+            opened_pack.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None
+        )
+    )
 
 
 @pytest.mark.parametrize("command", [["gcc", "-std=c99"], ["gcc", "-std=c11"], ["g++", "-std=c++11"]])
@@ -140,30 +144,32 @@ def test_the_header_is_c_and_cpp(command: list[str], tmp_path: Path) -> None:
     subprocess.run([*command, *flags, str(source)], check=True)
 
 
-def test_the_library_tells_its_version(opened: Opened) -> None:
+def test_the_library_tells_its_version(opened_pack: OpenedPack) -> None:
     stated = re.search(r"#define CUDAL2GEN_VERSION (\d+)", HEADER.read_text())
     assert stated is not None
-    assert opened.api.cudal2gen_version() == int(stated[1])
+    assert opened_pack.api.cudal2gen_version() == int(stated[1])
 
 
-def test_as_in_blas_nothing_is_done_without_an_element_and_k_of_zero_gives_zeros(opened: Opened, place: Place) -> None:
+def test_as_in_blas_nothing_is_done_without_an_element_and_k_of_zero_gives_zeros(
+    opened_pack: OpenedPack, place: Place
+) -> None:
     answer = Answer()
-    before = idle_runtime.cleared(place.runtime)
+    before = idle_runtime.cleared_bytes(place.runtime)
     for sizes in ({"m": 0}, {"n": 0}, {"m": 0, "k": 0}, {"batch": 1, "products": 0}):
         question = problem(**sizes)
-        assert opened.api.cudal2gen_query(opened.pack, ctypes.byref(question), ctypes.byref(answer)) == 0
+        assert opened_pack.api.cudal2gen_query(opened_pack.pack, ctypes.byref(question), ctypes.byref(answer)) == 0
         assert (answer.kernel, answer.workspace_bytes) == (b"", 0)
         nothing = (None, 0) * 3
-        assert opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), *nothing, None, None) == 0
-    assert idle_runtime.cleared(place.runtime) == before
-    assert code_of(opened, problem(k=0), ldd=80) == 0
-    assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2
-    assert code_of(opened, problem(k=0, d=1, n=3), ldd=3) == 0
-    assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2 + 64 * 3 * 4
+        assert opened_pack.api.cudal2gen_matmul(opened_pack.pack, ctypes.byref(question), *nothing, None, None) == 0
+    assert idle_runtime.cleared_bytes(place.runtime) == before
+    assert code_of(opened_pack, problem(k=0), ldd=80) == 0
+    assert idle_runtime.cleared_bytes(place.runtime) == before + 64 * 64 * 2
+    assert code_of(opened_pack, problem(k=0, d=1, n=3), ldd=3) == 0
+    assert idle_runtime.cleared_bytes(place.runtime) == before + 64 * 64 * 2 + 64 * 3 * 4
     # 1 is an invalid argument, and -1 a product that the caller must leave to the vendor.
-    assert code_of(opened, problem(k=0), d=0) == 1
-    assert code_of(opened, problem(k=0), ldd=63) == 1
-    assert code_of(opened, problem(k=0, fusion=Fusion(bias=1))) == -1
+    assert code_of(opened_pack, problem(k=0), d=0) == 1
+    assert code_of(opened_pack, problem(k=0), ldd=63) == 1
+    assert code_of(opened_pack, problem(k=0, fusion=Fusion(bias=1))) == -1
 
 
 def test_a_plan_computes_on_the_emulator(place: Place) -> None:
@@ -234,25 +240,37 @@ def test_what_is_no_longer_open_is_refused(place: Place) -> None:
     ],
 )
 def test_autotuning_takes_a_kernel_that_beats_the_vendor(
-    opened: Opened, place: Place, costs: tuple[float, float], vendor: float | None, kernel: int | None, code: int
+    opened_pack: OpenedPack,
+    place: Place,
+    costs: tuple[float, float],
+    vendor: float | None,
+    kernel: int | None,
+    code: int,
 ) -> None:
     """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace.
 
     ``costs``: their microseconds; ``vendor``: those of the vendor's product; ``kernel``: the candidate that is taken.
     """
     plan, answer = ctypes.c_void_p(), Answer()
-    assert autotuned(opened, place, costs, vendor, plan, answer) == code, opened.api.cudal2gen_last_error()
+    assert autotune_opened_pack(opened_pack, place, costs, vendor, plan, answer) == code, (
+        opened_pack.api.cudal2gen_last_error()
+    )
     assert bool(plan) == (code == 0)
     if kernel is not None:
         digests = [each.digest.encode() for each in pack.open_pack(place.folder).table.kernels]
         assert answer.kernel == digests[kernel]
         assert answer.speedup == pytest.approx(vendor / costs[kernel] if vendor else 0, rel=1e-3)
-        assert opened.api.cudal2gen_plan_run(plan, A, 128, B, 128, D, 64, None, 1 << 23, None) == 0
-        assert opened.api.cudal2gen_plan_destroy(plan) == 0
+        assert opened_pack.api.cudal2gen_plan_run(plan, A, 128, B, 128, D, 64, None, 1 << 23, None) == 0
+        assert opened_pack.api.cudal2gen_plan_destroy(plan) == 0
 
 
-def autotuned(
-    opened: Opened, place: Place, costs: Sequence[float], vendor: float | None, plan: ctypes.c_void_p, answer: Answer
+def autotune_opened_pack(
+    opened_pack: OpenedPack,
+    place: Place,
+    costs: Sequence[float],
+    vendor: float | None,
+    plan: ctypes.c_void_p,
+    answer: Answer,
 ) -> int:
     """Autotunes in a pack none of whose kernels is open yet. ``costs``: microseconds of its two kernels.
 
@@ -269,8 +287,8 @@ def autotuned(
 
     callback = Vendor(product)
     given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
-    arguments = opened.pack, ctypes.byref(asked), ctypes.byref(call), given, None, 10e3
-    code = opened.api.cudal2gen_plan_autotune(*arguments, ctypes.byref(answer), ctypes.byref(plan))
+    arguments = opened_pack.pack, ctypes.byref(asked), ctypes.byref(call), given, None, 10e3
+    code = opened_pack.api.cudal2gen_plan_autotune(*arguments, ctypes.byref(answer), ctypes.byref(plan))
     assert bool(streams) == (vendor is not None)
     return int(code)
 
@@ -289,11 +307,13 @@ def test_autotuning_in_c_has_the_rule_of_python(place: Place) -> None:
         expected = float(rule.expected(kernel_logs.max(), kernel_logs))
         vendor_log = math.log1p(rule.GAIN) + (0.003 if accepted else -0.003) - expected
         assert rule.accepts(np.full(64, kernel_logs.max() + vendor_log), kernel_logs + vendor_log) == accepted
-        opened, plan = Opened(api, ctypes.c_void_p()), ctypes.c_void_p()
+        opened_pack, plan = OpenedPack(api, ctypes.c_void_p()), ctypes.c_void_p()
         paths = os.fsencode(place.folder), os.fsencode(place.runtime)
-        assert api.cudal2gen_pack_open(*paths, ctypes.byref(opened.pack)) == 0
-        assert autotuned(opened, place, list(costs), math.exp(vendor_log), plan, Answer()) == (0 if accepted else -1)
-        assert api.cudal2gen_pack_close(opened.pack) == 0
+        assert api.cudal2gen_pack_open(*paths, ctypes.byref(opened_pack.pack)) == 0
+        assert autotune_opened_pack(opened_pack, place, list(costs), math.exp(vendor_log), plan, Answer()) == (
+            0 if accepted else -1
+        )
+        assert api.cudal2gen_pack_close(opened_pack.pack) == 0
         assert api.cudal2gen_plan_destroy(plan) == 0
 
 
@@ -311,12 +331,14 @@ def test_a_bound_in_c_is_that_of_python(tmp_path: Path) -> None:
     assert [max(float(rank), 0) for rank in ranks] == [rule.bound_rank(pairs) for pairs in range(1, 65)]
 
 
-def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(opened: Opened, place: Place) -> None:
+def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(
+    opened_pack: OpenedPack, place: Place
+) -> None:
     idle_runtime.cost(place.runtime, 20.0, 10.0)
     plan, answer, question = ctypes.c_void_p(), Answer(), problem()
     call = Call(A, 128, B, 128, D, 64, None, None, 0, None)
 
-    def tuned() -> int:
+    def autotune_once() -> int:
         arguments = (
             ctypes.byref(question),
             ctypes.byref(call),
@@ -326,17 +348,17 @@ def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(op
             ctypes.byref(answer),
             ctypes.byref(plan),
         )
-        return int(opened.api.cudal2gen_plan_autotune(opened.pack, *arguments))
+        return int(opened_pack.api.cudal2gen_plan_autotune(opened_pack.pack, *arguments))
 
     idle_runtime.capture(place.runtime, [])
-    assert tuned() == -1
+    assert autotune_once() == -1
     idle_runtime.capture(place.runtime, None)
-    assert tuned() == 0
+    assert autotune_once() == 0
     assert answer.workspace_bytes == 0, "the faster kernel needs a workspace, and there is none"
-    opened.api.cudal2gen_plan_destroy(plan)
+    opened_pack.api.cudal2gen_plan_destroy(plan)
 
 
-def fuzzed(library: Path, place: Place, count: int, seed: int, **variables: str) -> dict[int, int]:
+def fuzz(library: Path, place: Place, count: int, seed: int, **variables: str) -> dict[int, int]:
     """How often each code was returned to drawn calls. Fails if one differs from what the header says."""
     arguments = [str(library), str(place.folder), str(place.runtime), str(count), str(seed)]
     done = subprocess.run(
@@ -349,7 +371,7 @@ def fuzzed(library: Path, place: Place, count: int, seed: int, **variables: str)
 
 @pytest.mark.slow
 def test_ten_thousand_drawn_calls_answer_by_the_header(place: Place) -> None:
-    codes = fuzzed(place.library, place, 10_000, seed=1)
+    codes = fuzz(place.library, place, 10_000, seed=1)
     assert sum(codes.values()) == 10_000
     assert {0, 1, -1, -2, 716} <= codes.keys(), codes
     assert codes[0] > 2000, codes
@@ -373,5 +395,5 @@ def test_drawn_calls_under_sanitisers(place: Place, tmp_path: Path) -> None:
     ]
     subprocess.run(command, check=True)
     asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
-    codes = fuzzed(library, place, 3000, seed=2, LD_PRELOAD=asan.strip(), ASAN_OPTIONS="detect_leaks=0")
+    codes = fuzz(library, place, 3000, seed=2, LD_PRELOAD=asan.strip(), ASAN_OPTIONS="detect_leaks=0")
     assert {0, 1, -1} <= codes.keys(), codes

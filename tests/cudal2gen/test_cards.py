@@ -35,7 +35,7 @@ from tests.packages import require
 torch = require("torch")
 
 from tests.cudal2gen.emulated_operators import device  # noqa: E402
-from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store  # noqa: E402
+from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, draw_product, measurements, process, store  # noqa: E402
 
 __all__ = ["device", "store"]  # fixtures
 pytestmark = pytest.mark.torch
@@ -152,11 +152,11 @@ def test_code_for_a_family_computes_on_its_later_card(record: Record, capability
     a, b = (rng.integers(-2, 3, (extent, record.k)).astype(np.float16) for extent in (record.m, record.n))
     with emulator.session(memory, device) as session:
         d = memory.upload(np.zeros((record.m, record.n), np.float16), "output")
-        opened = OpenKernel(compiler.launcher(), artifact.directory, record.launch_options, emulator.runtime_path())
-        workspace = memory.allocate(max(1, opened.workspace_bytes(*sizes)))
+        kernel = OpenKernel(compiler.launcher(), artifact.directory, record.launch_options, emulator.runtime_path())
+        workspace = memory.allocate(max(1, kernel.workspace_bytes(*sizes)))
         operands = (memory.upload(a).address, record.k, memory.upload(b).address, record.k, d.address, record.n)
-        opened.launch(*operands, *sizes, workspace.address)
-        opened.close()
+        kernel.launch(*operands, *sizes, workspace.address)
+        kernel.close()
     assert session.errors == []
     np.testing.assert_array_equal(d.download(), (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
 
@@ -173,7 +173,7 @@ def test_a_kernel_needs_the_shared_memory_that_the_card_has() -> None:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack whose first kernel was measured as faster on an A100."""
     measured = packed.table([packed.RECORDS["predicated"], packed.RECORDS["whole"]], {0: 2.0})
     return pack.open_pack(packed.folder(measured, tmp_path_factory.mktemp("packs") / "a100"))
@@ -186,12 +186,12 @@ ITS_ENVIRONMENT = A100.model_copy(
 )
 
 
-def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, expected = drawn(device, (64, 64, 128))
-    with process(opened, Timed(device, None), "off") as own:
+def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b, expected = draw_product(device, (64, 64, 128))
+    with process(opened_pack, Timed(device, None), "off") as own:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert own.stats()["kernel"] == {NAMES["predicated"]: 1}, "measured as faster on this model"
-    with process(opened, Timed(device, None, A40), "off") as other:
+    with process(opened_pack, Timed(device, None, A40), "off") as other:
         with pytest.warns(UserWarning, match=r"NVIDIA A40 \(sm_86, 84 SMs\) has no pack of its own; kernels of a100's"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         reason = "nothing was measured on this card; the kernels are a100's"
@@ -205,24 +205,26 @@ def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, ope
 
 
 @pytest.mark.slow
-def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, expected = drawn(device)
+def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b, expected = draw_product(device)
     clock = Clock(device, {NAMES["predicated"]: 200.0}, 300.0)
     clock.environment = ITS_ENVIRONMENT
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with process(opened, Timed(device, clock, A40)) as dispatcher:
+        with process(opened_pack, Timed(device, clock, A40)) as dispatcher:
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
     assert {row.environment for row in measurements()} == {"a40"}
     # Measurements of the A40 must not count for the A100.
-    with process(opened, Timed(device, Clock(device, {}, 300.0)), "off") as own:
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), "off") as own:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert own.stats()["kernel"] == {}
 
 
-def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -> None:
-    facts = {model: replace(opened, facts=opened.facts | {"gpu": model}) for model in ("a100", "rtx3090", "h200")}
+def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened_pack: pack.Pack) -> None:
+    facts = {
+        model: replace(opened_pack, facts=opened_pack.facts | {"gpu": model}) for model in ("a100", "rtx3090", "h200")
+    }
     a100 = pack.serving(facts, card_of("a100"))
     assert a100 is facts["a100"], "as it is, its measurements with it"
     for card, model in ((A40, "rtx3090"), (CardFacts.of("NVIDIA A800", (8, 0), 108), "a100")):
@@ -258,7 +260,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 
 
 @pytest.mark.slow
-def test_doctor_says_which_records_and_which_pack_serve_each_card(opened: pack.Pack, tmp_path: Path) -> None:
+def test_doctor_says_which_records_and_which_pack_serve_each_card(opened_pack: pack.Pack, tmp_path: Path) -> None:
     (tmp_path / "driver.c").write_text(DRIVER)
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True, timeout=300
@@ -268,7 +270,7 @@ def test_doctor_says_which_records_and_which_pack_serve_each_card(opened: pack.P
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "CUDAL2GEN_PACK": str(opened.directory)},
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "CUDAL2GEN_PACK": str(opened_pack.directory)},
     )
     assert json.loads(done.stdout)["gpu"] == {
         "ok": True,

@@ -30,7 +30,7 @@ def kernel(record: Record) -> TableKernel:
     return TableKernel(record.name, record.model_dump(mode="json"))
 
 
-def use(record: Record, m: int, n: int, k: int, operands: LaunchOperands | None = None) -> choice.Use | None:
+def use_of(record: Record, m: int, n: int, k: int, operands: LaunchOperands | None = None) -> choice.Use | None:
     """How a record's kernel would compute a problem with these operands (packed ones by default); None if it cannot."""
     packed = LaunchOperands.packed(record.layout, Sizes(m, n, k))
     return kernel(record).use(Sizes(m, n, k), operands or packed)
@@ -70,7 +70,7 @@ WHOLE = small(acc="f32", m=96, n=96, k=64)
 def test_one_binary_serves_other_sizes(
     record: Record, sizes: tuple[int, int, int], launched: tuple[int, int, int], copied: str
 ) -> None:
-    answer = use(record, *sizes)
+    answer = use_of(record, *sizes)
     assert answer is not None
     assert answer.launched == launched
     assert "".join(name if copy else "." for name, copy in zip("ABD", answer.copied, strict=True)) == copied
@@ -85,7 +85,7 @@ def test_one_binary_serves_other_sizes(
     ],
 )
 def test_some_sizes_a_binary_does_not_serve(record: Record, sizes: tuple[int, int, int]) -> None:
-    assert use(record, *sizes) is None
+    assert use_of(record, *sizes) is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_some_sizes_a_binary_does_not_serve(record: Record, sizes: tuple[int, in
 def test_operands_that_do_not_lie_as_the_kernel_asks_are_copied(
     record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
 ) -> None:
-    answer = use(record, 64, 64, 128, LaunchOperands(a, b, d))
+    answer = use_of(record, 64, 64, 128, LaunchOperands(a, b, d))
     assert answer is not None
     assert answer.copied == copied
 
@@ -139,7 +139,7 @@ def test_every_family_and_option_is_served_as_it_is() -> None:
     for name, record in PATHS.items():
         if name in PADDED:
             continue
-        answer = use(record, record.m, record.n, record.k)
+        answer = use_of(record, record.m, record.n, record.k)
         assert answer is not None, name
         assert answer.launched == (record.m, record.n, record.k), name
         rows = rows_of(record.layout, Sizes(record.m, record.n, record.k))
@@ -149,7 +149,7 @@ def test_every_family_and_option_is_served_as_it_is() -> None:
 @pytest.mark.parametrize("name", PADDED)
 def test_a_padded_record_copies_what_is_launched_larger(name: str) -> None:
     record, launched, copied = PADDED[name]
-    assert use(record, record.m, record.n, record.k) == (launched, copied)
+    assert use_of(record, record.m, record.n, record.k) == (launched, copied)
 
 
 # --- measured problems ---
@@ -239,12 +239,12 @@ def test_an_estimate_is_never_better_than_its_neighbours() -> None:
 
 def test_more_elements_than_an_int_counts() -> None:
     sizes = (1 << 17, 1 << 16, 128)
-    answer = use(PREDICATED, *sizes)
+    answer = use_of(PREDICATED, *sizes)
     assert answer is not None
     assert answer.launched == sizes
     assert answer.copied_bytes(Sizes(*sizes), (2, 2, 2)) == 0
     assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
-    padded = use(WHOLE, (1 << 17) - 1, 1 << 16, 64)
+    padded = use_of(WHOLE, (1 << 17) - 1, 1 << 16, 64)
     assert padded is not None
     assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64), (2, 2, 2)) > 1 << 34
 
@@ -339,16 +339,16 @@ def test_an_estimate_of_groups_counts_the_tiles_that_each_fills() -> None:
     grouped = PREDICATED.at(PREDICATED.problem.revised(batch="grouped"))
     own = replace(table({}, [grouped]), rows=[row(grouped, 0, 1.5, products=2)])
 
-    def expected(rows: int, groups: int) -> tuple[str, str]:
+    def expected_choice(rows: int, groups: int) -> tuple[str, str]:
         posed = grouped.problem.model_copy(update={"m": rows})
         answer = own.choose(posed, LaunchOperands.packed("tn", Sizes(64, 64, 128)), products=groups)
         return answer.short, answer.reason[:21]
 
-    assert expected(128, 4) == ("estimated", "1.500x expected with ")
-    assert expected(64, 1) == ("estimated", "1.500x expected with ")
-    assert expected(64, 4) == ("estimated, not faster", "only 0.750x expected ")
-    assert expected(66, 2) == ("estimated, not faster", "only 0.773x expected ")
-    assert expected(40, 4) == ("estimated, not faster", "only 0.469x expected ")
+    assert expected_choice(128, 4) == ("estimated", "1.500x expected with ")
+    assert expected_choice(64, 1) == ("estimated", "1.500x expected with ")
+    assert expected_choice(64, 4) == ("estimated, not faster", "only 0.750x expected ")
+    assert expected_choice(66, 2) == ("estimated, not faster", "only 0.773x expected ")
+    assert expected_choice(40, 4) == ("estimated, not faster", "only 0.469x expected ")
 
 
 def test_a_pack_keeps_what_goes_with_a_winner() -> None:
@@ -491,11 +491,11 @@ def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: s
 def test_a_table_serves_all_problems_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus: list[str] = []
 
-    def counted(gpu: str, records: list[Record], measured: results.Measurements) -> Table:
+    def count_and_load(gpu: str, records: list[Record], measured: results.Measurements) -> Table:
         gpus.append(gpu)
         return tabulate(gpu, records, measured)
 
-    monkeypatch.setattr(answers, "tabulate", counted)
+    monkeypatch.setattr(answers, "tabulate", count_and_load)
     by_catalog = answers.Answers(NOTHING)
     problems = [problem(m, 4096, 4096, acc=acc) for acc in ("f16", "f32") for m in (4000, 4001, 4096)]
     matches = [by_catalog(each) for each in problems]

@@ -42,7 +42,7 @@ ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # matches only this f
 BUILT_AHEAD = [PAIR]
 
 
-def executed(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
+def execute_pair(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
     """The result of executing the pair's kernel on drawn 0 and 1. ``adverse``: in the adverse order, in which every
     third request fails without a reason."""
     return run_case(PAIR, artifact, library, shape or own_shape(PAIR), "binary", adverse=adverse)[0]
@@ -68,12 +68,12 @@ def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, m
     monkeypatch.setattr(CtaQueue, "cancel", counted)
     shape = Shape(600, 320, 64)
     clusters = ceil_div(shape.m, 2 * PAIR.bm) * ceil_div(shape.n, PAIR.bn)
-    assert executed(artifact, library, shape=shape).findings == ()
+    assert execute_pair(artifact, library, shape=shape).findings == ()
     # An answer is the first of the two CTAs of the claimed cluster. The first two clusters are CTAs 0 to 3; each gets
     # None when no cluster is left.
     assert answers == [*range(4, 2 * clusters, 2), None, None]
     answers.clear()
-    assert executed(artifact, library, adverse=True, shape=shape).findings == ()
+    assert execute_pair(artifact, library, adverse=True, shape=shape).findings == ()
     assert 0 < sum(answer is not None for answer in answers) < clusters - 2
 
 
@@ -93,13 +93,13 @@ def _request(text: str) -> str:
     return text[begin : text.index(";", begin) + 1]
 
 
-def _counted_to_two(text: str) -> str:
+def _count_to_two(text: str) -> str:
     """Makes the mbarrier of items that are begun expect two arrivals."""
     address = re.findall(rf"add\.s32\s+(%r\d+), %r\d+, {BEGUN};", text)[0]
     return re.sub(rf"(mbarrier\.init\S+\s+\[{address}\], )%r\d+;", r"\g<1>2;", text)
 
 
-def _unthrottled(text: str) -> str:
+def _remove_throttle(text: str) -> str:
     """Removes the claiming thread's wait until the previous item is begun."""
     before, request, rest = text.partition("clusterlaunchcontrol.try_cancel")
     # the last one waits for the slot
@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),
     "no arrival when an item is begun": (lambda text: re.sub(ARRIVAL, "", text), "deadlock"),
     "two arrivals when an item is begun": (lambda text: re.sub(f"({ARRIVAL})", r"\1 \1", text), "deadlock"),
-    "an item counts as begun with the second arrival": (_counted_to_two, "deadlock"),
+    "an item counts as begun with the second arrival": (_count_to_two, "deadlock"),
     "every response counts as a claim": (
         lambda text: re.sub(r"clusterlaunchcontrol\.query_cancel\.is_canceled[^;]*;", ALWAYS, text),
         "cluster-launch-control",
@@ -155,7 +155,9 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
         "cluster-launch-control",
     ),
     "more is asked after a failure": (
-        lambda text: _near_request(_unthrottled(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", after=True),
+        lambda text: _near_request(
+            _remove_throttle(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", after=True
+        ),
         "cluster-launch-control",
     ),
     "an exit while a request is pending": (
@@ -167,7 +169,7 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
-def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> Artifact:
+def edited_kernel(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> Artifact:
     """A copy of a kernel with another PTX text."""
     shutil.copytree(artifact.directory, directory / artifact.digest)
     faulty = Artifact(directory / artifact.digest, artifact.ptxas)
@@ -182,8 +184,8 @@ def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> A
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
     edit, rule = FAULTS[fault]
-    faulty = edited(artifact, edit, tmp_path)
-    findings = [finding for adverse in (False, True) for finding in executed(faulty, library, adverse).findings]
+    faulty = edited_kernel(artifact, edit, tmp_path)
+    findings = [finding for adverse in (False, True) for finding in execute_pair(faulty, library, adverse).findings]
     assert any(finding.startswith(rule) for finding in findings), findings
 
 
@@ -220,31 +222,31 @@ def test_a_cluster_holds_one_tile_that_it_has_not_begun(
     cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
     granted: list[bool] = []
 
-    def noted_cancel(queue: CtaQueue) -> int | None:
+    def note_cancel(queue: CtaQueue) -> int | None:
         first = cancel(queue)
         granted.append(first is not None)
         return first
 
-    def noted_response(launches: ClusterLaunches, row: int, *rest: Any) -> None:
+    def note_response(launches: ClusterLaunches, row: int, *rest: Any) -> None:
         if granted[-1]:
             changes[row // PAIR.cluster_ctas].append(1)
         respond(launches, row, *rest)
 
-    def noted_arrival(barriers: MBarriers, bar: MBarrier, *rest: Any) -> None:
+    def note_arrival(barriers: MBarriers, bar: MBarrier, *rest: Any) -> None:
         if bar.offset == BEGUN:
             changes[bar.row // PAIR.cluster_ctas].append(-1)
         count_down(barriers, bar, *rest)
 
-    monkeypatch.setattr(CtaQueue, "cancel", noted_cancel)
-    monkeypatch.setattr(ClusterLaunches, "_respond", noted_response)
-    monkeypatch.setattr(MBarriers, "_count_down", noted_arrival)
+    monkeypatch.setattr(CtaQueue, "cancel", note_cancel)
+    monkeypatch.setattr(ClusterLaunches, "_respond", note_response)
+    monkeypatch.setattr(MBarriers, "_count_down", note_arrival)
     monkeypatch.setattr(Scheduler, "_first_block", _claims_first)
     shape = Shape(4 * 2 * PAIR.bm, PAIR.bn, 512)
-    unthrottled = edited(artifact, _unthrottled, tmp_path)
+    unthrottled = edited_kernel(artifact, _remove_throttle, tmp_path)
     for kernel, tiles, not_begun in ((artifact, [2, 2], [1, 1]), (unthrottled, [3, 1], [3, 1])):
         for each in changes:
             each.clear()
-        assert executed(kernel, library, shape=shape).findings == ()
+        assert execute_pair(kernel, library, shape=shape).findings == ()
         assert [each.count(-1) for each in changes] == tiles
         assert [max(accumulate(each, initial=1)) for each in changes] == not_begun
 

@@ -53,7 +53,7 @@ def paint_some(
     calls.append((paint,))
 
 
-def run(*arguments: str) -> tuple[int, str]:
+def run_toy(*arguments: str) -> tuple[int, str]:
     """The exit code and the output of the toy program; ``calls`` has what its verbs received."""
     calls.clear()
     result = CliRunner().invoke(app, arguments)
@@ -61,17 +61,17 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_values_arrive_in_the_group() -> None:
-    assert run("plain") == (0, "")
+    assert run_toy("plain") == (0, "")
     assert calls == [(Paint(), False)]
     assert type(calls[0][0].color) is str
-    run("plain", "--color", "blue", "--finish", "matt", "--layer", "1", "--layer", "2", "--dry")
+    run_toy("plain", "--color", "blue", "--finish", "matt", "--layer", "1", "--layer", "2", "--dry")
     assert calls == [(Paint("blue", "matt", (1, 2)), True)]
 
 
 def test_an_offer_chooses_fields_defaults_and_helps() -> None:
-    run("some", "--layer", "3")
+    run_toy("some", "--layer", "3")
     assert calls == [(Paint("any", layers=(3,)),)]
-    _, text = run("some", "--help")
+    _, text = run_toy("some", "--help")
     assert "Any color." in text
     assert "--name" not in text
 
@@ -88,7 +88,7 @@ def test_an_offer_chooses_fields_defaults_and_helps() -> None:
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
-    code, text = run(*arguments)
+    code, text = run_toy(*arguments)
     assert (code, text.count("\n"), calls) == (2, 1, [])
     assert message in text
     assert "--help'" in text
@@ -133,7 +133,7 @@ def find(
     ],
 )
 def test_fields_share_an_option(words: str, wall: Wall) -> None:
-    assert run(*words.split()) == (0, "")
+    assert run_toy(*words.split()) == (0, "")
     assert calls == [(wall,)]
 
 
@@ -153,7 +153,7 @@ def test_fields_share_an_option(words: str, wall: Wall) -> None:
     ],
 )
 def test_a_field_that_is_refused_is_named_by_its_option(words: str, flag: str) -> None:
-    code, text = run(*words.split())
+    code, text = run_toy(*words.split())
     assert (code, text.count("\n"), calls) == (2, 1, [])
     assert flag in text or flag.strip("'") in text
 

@@ -10,7 +10,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.validator.slice_facts import slice_of, with_slice
 from kernelproof.certificates import TILES, Facts
 from tests.cudal2gen.paths import IN_CLUSTER, TWO_CONSUMERS, ring
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
 from tests.cudal2gen.test_wgmma_proofs import NO_WAIT, TRY_WAIT, Edit
 
 # Kernels whose clusters add slices of k.
@@ -39,7 +39,7 @@ ADD = r"(?P<add>add\.f32 \s*%f\d+, )(?P<a>%f\d+), (?P<b>%f\d+);"
 SPIN = r"(?P<spin>\$L__BB_\d+:\s*mov\.u32 [^;]*;\s*\{\s*\.reg \.pred p;\s*mbarrier\.try_wait[^$]*\$L__BB_\d+;)"
 
 
-def to_cta(rank: str) -> str:
+def address_in_cta(rank: str) -> str:
     """What stands in place of ``REMOTE`` for another rank."""
     return rf"mapa.shared::cluster.u32 \g<to>, \g<at>, {rank};"
 
@@ -68,8 +68,8 @@ FAULTS: dict[str, Edit] = {
     "rings are free after half of the warps": Edit(r"(mov\.u32 \s*%r\d+, )8;(?=\s*mbarrier\.init)", r"\g<1>4;"),
     "rings are free after one warp more": Edit(r"(mov\.u32 \s*%r\d+, )8;(?=\s*mbarrier\.init)", r"\g<1>9;"),
     "nobody says that a ring is free": Edit(SAY, ""),
-    "each CTA says so to itself": Edit(SAY, rf"{to_cta('%cluster_ctarank')}\g<say>"),
-    "all say so to the first CTA": Edit(SAY, rf"{to_cta('0')}\g<say>"),
+    "each CTA says so to itself": Edit(SAY, rf"{address_in_cta('%cluster_ctarank')}\g<say>"),
+    "all say so to the first CTA": Edit(SAY, rf"{address_in_cta('0')}\g<say>"),
     "they say so to the first CTA alone": Edit(r"and\.b32( \s*%r\d+, %r\d+, )30;", r"and.b32\g<1>31;"),
     "they say so to four CTAs": Edit(r"and\.b32( \s*%r\d+, %r\d+, )30;", r"and.b32\g<1>28;"),
     "they say so twice": Edit(SAY, r"\g<0>\g<say>"),
@@ -99,8 +99,8 @@ FAULTS: dict[str, Edit] = {
     "a vector goes to the next one's place": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>4096;",
     ),
-    "sums go to the own CTA": Edit(rf"{REMOTE}(?=\s*add\.s32[^;]*;\s*add)", to_cta("%r72")),
-    "bytes count at the own CTA": Edit(rf"{REMOTE}(?=\s*st)", to_cta("%r72")),
+    "sums go to the own CTA": Edit(rf"{REMOTE}(?=\s*add\.s32[^;]*;\s*add)", address_in_cta("%r72")),
+    "bytes count at the own CTA": Edit(rf"{REMOTE}(?=\s*st)", address_in_cta("%r72")),
     "bytes count at the mbarrier of free rings": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )24616;(?=\s*mapa)", r"\g<1>24608;",
     ),
@@ -204,7 +204,7 @@ def test_a_kernel_whose_clusters_add_is_certified_and_its_certificate_holds(name
 def test_a_fault_is_refused(fault: str) -> None:
     edit = FAULTS[fault]
     record = SUMS if edit.record is not SWAPPED else SWAPPED
-    assert why_refused(record, edit.applied(ptx_of(record)))
+    assert reason_of_refusal(record, edit.apply(ptx_of(record)))
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_fault_is_refused(fault: str) -> None:
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
     """A harmless change is certified, so the faults above are not refused merely because a text was changed."""
-    assert not why_refused(SUMS, HARMLESS[change][0].applied(ptx_of(SUMS)))
+    assert not reason_of_refusal(SUMS, HARMLESS[change][0].apply(ptx_of(SUMS)))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])

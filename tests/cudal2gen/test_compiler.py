@@ -78,13 +78,13 @@ def copy_of(artifact: Artifact, build_dir: Path) -> Artifact:
     return replace(artifact, directory=Path(shutil.copytree(artifact.directory, build_dir / artifact.digest)))
 
 
-def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
+def start_build(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
     """Starts a process that builds one kernel."""
     command = [sys.executable, "-c", BUILD_ONE, str(build_dir), str(nvcc)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def contents(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
     """The names in a folder."""
     return {path.name for path in folder.iterdir()}
 
@@ -127,9 +127,9 @@ def test_a_build_leaves_whole_directories_and_nothing_else(single_builds: list[A
     assert [artifact.digest for artifact in artifacts] == [
         compiler.job(r, toolchain.discover()).digest for r in RECORDS
     ]
-    assert contents(tmp_path) == {".lock", *(artifact.digest for artifact in artifacts)}
+    assert names_in(tmp_path) == {".lock", *(artifact.digest for artifact in artifacts)}
     for record, artifact in zip(RECORDS, artifacts, strict=True):
-        assert contents(artifact.directory) == FILES
+        assert names_in(artifact.directory) == FILES
         assert artifact.cubin.read_bytes()[:4] == b"\x7fELF"
         assert f".visible .entry {record.name}(" in artifact.ptx.read_text()
         assert artifact.source.read_text().startswith("// D(m,n)")
@@ -201,7 +201,7 @@ def test_the_digest_follows_text_architecture_and_versions() -> None:
 
 @pytest.mark.slow
 def test_processes_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting_nvcc: Path) -> None:
-    racers = [start(tmp_path / "build", counting_nvcc) for _ in range(4)]
+    racers = [start_build(tmp_path / "build", counting_nvcc) for _ in range(4)]
     outputs = [racer.communicate(timeout=300) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4, outputs
     assert len({out for out, _ in outputs}) == 1
@@ -230,15 +230,15 @@ def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, hanging_nvcc: Path) -> None:
     build_dir = tmp_path / "build"
-    victim = start(build_dir, hanging_nvcc)
-    processes.until((tmp_path / "calls").exists)
+    victim = start_build(build_dir, hanging_nvcc)
+    processes.wait_until((tmp_path / "calls").exists)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
-    assert all(name.startswith(".") for name in contents(build_dir)), "no finished directory"
-    assert any(name.startswith(".tmp-") for name in contents(build_dir)), "the kill came during the build"
+    assert all(name.startswith(".") for name in names_in(build_dir)), "no finished directory"
+    assert any(name.startswith(".tmp-") for name in names_in(build_dir)), "the kill came during the build"
     artifact = compiler.build([direct()], build_dir=build_dir)[0]
-    assert contents(artifact.directory) == FILES
-    assert contents(build_dir) == {".lock", artifact.digest}, "what the killed build left is gone"
+    assert names_in(artifact.directory) == FILES
+    assert names_in(build_dir) == {".lock", artifact.digest}, "what the killed build left is gone"
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_a_directory_without_its_report_is_no_kernel(single_builds: list[Artifac
     (artifact.directory / "kernel.cubin").unlink()
     (artifact.directory / "ptxas.json").write_text("{")
     assert compiler.build(RECORDS[:1], build_dir=tmp_path) == [artifact]
-    assert contents(artifact.directory) == FILES
+    assert names_in(artifact.directory) == FILES
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_a_compile_error_is_nvccs_first_in_a_line_against_the_kept_text(
     assert log.read_text().startswith(f"{first}\n")
     assert compiler.find(good, build_dir=tmp_path) is not None, "the others of the batch are built"
     assert compiler.find(bad, build_dir=tmp_path) is None
-    assert contents(tmp_path) == {".lock", "failed", compiler.job(good, toolchain.discover()).digest}
+    assert names_in(tmp_path) == {".lock", "failed", compiler.job(good, toolchain.discover()).digest}
 
 
 def test_an_unwritable_build_directory_is_named(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_signal_that_ended_a_compiler_is_that_of_its_own_last_command(code: 
 def test_a_library_is_compiled_once_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
-    def compiled(library: Path, name: str, sources: list[str], flags: list[str], failed: Path) -> None:
+    def fake_compile(library: Path, name: str, sources: list[str], flags: list[str], failed: Path) -> None:
         assert (name, sources, flags, failed) == ("a library", ["x.cpp"], ["-O2"], tmp_path / "root" / "failed")
         made.append(library)
         if len(made) == 1:
@@ -318,7 +318,7 @@ def test_a_library_is_compiled_once_and_again_after_a_failure(tmp_path: Path, mo
         library.parent.mkdir()
         library.write_text("content")
 
-    monkeypatch.setattr(compiler, "_compile_shared", compiled)
+    monkeypatch.setattr(compiler, "_compile_shared", fake_compile)
     library = tmp_path / "root" / "digest" / "library.so"
     with pytest.raises(BuildError):
         compiler._shared_library(library, "a library", ["x.cpp"], ["-O2"])
@@ -331,14 +331,14 @@ def test_a_library_is_compiled_once_and_again_after_a_failure(tmp_path: Path, mo
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, text: str) -> int:
+    def fail_to_write(self: Path, text: str) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", fail_to_write)
     with pytest.raises(BuildError, match=r"No space left on device; free some space, or choose another folder"):
         compiler.build(RECORDS[:1], build_dir=tmp_path)
     monkeypatch.undo()
-    assert contents(tmp_path) == {".lock"}
+    assert names_in(tmp_path) == {".lock"}
 
 
 def test_a_missing_nvcc_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,16 +400,16 @@ def test_a_build_that_ends_takes_its_compilers_along(
     tmp_path: Path, hanging_nvcc: Path, number: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "cudal2gen", "--build-dir", str(tmp_path / "b"), "build", "--mnk", "64_64_64"]
-    victim = subprocess.Popen([*command, "--nvcc", str(hanging_nvcc)], env=processes.marked(tmp_path))
-    processes.until((tmp_path / "calls").exists)
-    assert any("ninja" in line for line in processes.alive(tmp_path).values())
+    victim = subprocess.Popen([*command, "--nvcc", str(hanging_nvcc)], env=processes.marked_environment(tmp_path))
+    processes.wait_until((tmp_path / "calls").exists)
+    assert any("ninja" in line for line in processes.living_processes(tmp_path).values())
     victim.send_signal(number)
-    processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
+    processes.wait_until(lambda: not processes.living_processes(tmp_path), processes.END_S)
     code = victim.wait(processes.END_S)
     if number == signal.SIGKILL:
         return
     assert code == 128 + number
-    assert contents(tmp_path / "b") == {".lock"}
+    assert names_in(tmp_path / "b") == {".lock"}
 
 
 @pytest.mark.slow

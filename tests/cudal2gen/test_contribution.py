@@ -32,7 +32,7 @@ def faults(tmp_path: Path, *rows: Measurement, **environment: Any) -> list[str]:
     return report.inspect(measured.write(store, tmp_path / "stranger.jsonl")).faults
 
 
-def with_own_timing(row: Measurement, **fields: Any) -> Measurement:
+def row_with_own_timing(row: Measurement, **fields: Any) -> Measurement:
     """The row with other fields of our kernel's timing."""
     first, *others = row.timings
     return row.model_copy(update={"timings": (first.model_copy(update=fields), *others)})
@@ -52,15 +52,15 @@ def test_every_fault_is_named(tmp_path: Path, random: np.random.Generator) -> No
     first = row.timings[0].event_us
     assert faults(tmp_path, row) == []
     cases: dict[str, Measurement] = {
-        "TFLOP/s is above the roofline's": with_own_timing(
+        "TFLOP/s is above the roofline's": row_with_own_timing(
             row, event_us=tuple(us * floor / max(first) / 2 for us in first)
         ),
-        "is below the card's floor of": with_own_timing(row, event_us=(floor * 0.9, *first[1:])),
+        "is below the card's floor of": row_with_own_timing(row, event_us=(floor * 0.9, *first[1:])),
         "5 samples; a measurement has 6": row.model_copy(
             update={"timings": tuple(t.model_copy(update={"event_us": t.event_us[:5]}) for t in row.timings)}
         ),
-        "all samples are": with_own_timing(row, event_us=(first[0],) * 6),
-        "its result is wrong by inf": with_own_timing(row, error=float("inf")),
+        "all samples are": row_with_own_timing(row, event_us=(first[0],) * 6),
+        "its result is wrong by inf": row_with_own_timing(row, error=float("inf")),
         "only one contender": row.model_copy(update={"timings": row.timings[:1]}),
         "sample for sample those of 1024_1024_1024, device, L2 cold, cudal2gen": row.model_copy(
             update={"timings": (*row.timings, timing("copy", first))}
@@ -101,7 +101,7 @@ def test_the_claimed_model_is_that_of_the_card(
 
 def test_an_impossible_row_is_not_hidden_by_a_later_one(tmp_path: Path, random: np.random.Generator) -> None:
     row = noisy_measurement(MNK, random)
-    fast = with_own_timing(row, event_us=tuple(us / 50 for us in row.timings[0].event_us))
+    fast = row_with_own_timing(row, event_us=tuple(us / 50 for us in row.timings[0].event_us))
     assert any("roofline" in fault for fault in faults(tmp_path, fast, row))
 
 
@@ -124,7 +124,7 @@ def test_names_of_the_machine_stay_at_home(random: np.random.Generator, monkeypa
             "environment": "quasar-0",
         }
     )
-    row = with_own_timing(row, detail="~/build/x/kernel.cubin; B/A ratio, 3/4, fp16/fp32 of eleonora")
+    row = row_with_own_timing(row, detail="~/build/x/kernel.cubin; B/A ratio, 3/4, fp16/fp32 of eleonora")
     environment = H200.model_copy(update={"id": "quasar-0", "versions": {"cuda": "13.0", "nvcc": "/opt/cuda/bin/nvcc"}})
     small = noisy_measurement((64, 64, 64), random).model_copy(update={"environment": "quasar-0"})
     store = Measurements({"quasar-0": environment, "other": H200}, [row, small])

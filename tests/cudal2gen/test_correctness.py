@@ -91,7 +91,7 @@ def test_tensors_are_compared_as_arrays_are(acc: Acc, inputs: str) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("torch_draws", [False, True], ids=["numpy", "torch"])
 def test_operands_are_of_their_kind(torch_draws: bool) -> None:
-    def drawn(inputs: str, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def draw_operands(inputs: str, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
         if not torch_draws:
             return operands(inputs, 32, 48, 8192, np.random.default_rng(seed))
         import torch
@@ -99,21 +99,21 @@ def test_operands_are_of_their_kind(torch_draws: bool) -> None:
         a, b = operands(inputs, 32, 48, 8192, torch.Generator().manual_seed(seed))
         return a.numpy(), b.numpy()
 
-    a, b = drawn("binary")
+    a, b = draw_operands("binary")
     assert (a.dtype.name, a.shape, b.shape) == ("float16", (32, 8192), (48, 8192))
     assert set(np.unique(a)) == {0, 1}
-    a, b = drawn("sparse")
+    a, b = draw_operands("sparse")
     assert (a.astype(float) @ b.astype(float).T).max() < 2048
-    a, b = drawn("integers")
+    a, b = draw_operands("integers")
     assert set(np.unique(b)) == {-2, -1, 0, 1, 2}
-    a, b = drawn("normal")
+    a, b = draw_operands("normal")
     assert a.astype(float).std() == pytest.approx(1, abs=0.01)
-    assert not np.array_equal(a, drawn("normal", seed=2)[0])
-    assert np.array_equal(a, drawn("normal")[0])
-    a, b = drawn("cancelling")
+    assert not np.array_equal(a, draw_operands("normal", seed=2)[0])
+    assert np.array_equal(a, draw_operands("normal")[0])
+    a, b = draw_operands("cancelling")
     assert not (a.astype(float) @ b.astype(float).T).any()
     assert a.any()
-    a, b = drawn("special")
+    a, b = draw_operands("special")
     assert [int(np.isinf(values).sum()) for values in (a, b)] == [1, 1]
     for values in (a, b):
         rows_of_nan = np.isnan(values).any(axis=1)

@@ -31,7 +31,7 @@ from cudal2gen.tuner.proposers import Nearest, Random
 from cudal2gen.tuner.regression import TrainingRows
 from cudal2gen.tuner.training import Learning
 from kernelproof.ground.errors import WrongInput
-from tests.cudal2gen.test_evidence import SHAPES, TILES, recording_file
+from tests.cudal2gen.test_evidence import SHAPES, TILES, write_recordings
 
 SMALL = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
 
@@ -56,7 +56,7 @@ def recordings(deep_is_fast: bool = False, gpu: str = "a100") -> dict[Problem, R
     return sample
 
 
-def trained(sample: dict[Problem, Recording]) -> CostModel:
+def train_small_model(sample: dict[Problem, Recording]) -> CostModel:
     """A cost model of three networks, trained on recordings."""
     return cost_model.train(list(recorded.timed(sample.items()).values()), members=3, epochs=60)
 
@@ -67,7 +67,7 @@ def trained(sample: dict[Problem, Recording]) -> CostModel:
 def test_rows_keep_the_layout_of_b_and_a_by_columns_is_left_out(tmp_path: Path) -> None:
     """The strides of A and B follow the types in a line of a recording. B of one problem is changed to columns, which
     is layout tn. A of another problem is changed to columns, and that problem is left out."""
-    recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
+    write_recordings(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
     loaded = autoheuristic.problems([tmp_path])
     assert set(loaded) == {problem_of(sizes) for sizes in SHAPES}
     text = (tmp_path / "a100.txt").read_text()
@@ -147,7 +147,7 @@ def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
 
 @pytest.mark.slow
 def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> None:
-    recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
+    write_recordings(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
     own = ModelEnvironment(seed=1).evaluate(SMALL, space.candidates(SMALL).records[:3])
     results.append(own, tmp_path / "trials.jsonl")
     both = recorded.trials([tmp_path, tmp_path / "trials.jsonl"])
@@ -245,7 +245,7 @@ def test_products_in_parts_are_products(rows: int) -> None:
 def test_what_the_timing_model_misses_is_learned_for_other_problems() -> None:
     sample = recordings()
     apart = dict(list(sample.items())[-3:])  # the last three problems, which are not trained
-    learned = trained(dict(list(sample.items())[:-3]))
+    learned = train_small_model(dict(list(sample.items())[:-3]))
     for problem, recording in apart.items():
         records = [tile.record_of(problem, own) for own in recording.tiles]
         us = list(recording.tiles.values())
@@ -257,7 +257,7 @@ def test_what_the_timing_model_misses_is_learned_for_other_problems() -> None:
 def test_trials_of_the_problem_correct_the_model_nearby_and_make_it_sure() -> None:
     """Four of the tiles have trials, of which the first is slower than the networks say. The model agrees with these
     trials and is sure of them, and takes over their scale for tiles without trials."""
-    learned = trained(recordings())
+    learned = train_small_model(recordings())
     problem = problem_of(SHAPES[0])
     records = [tile.record_of(problem, own) for own in TILES]
     inputs = learned.inputs(facts(records), learned.tokens)
@@ -341,7 +341,7 @@ def test_a_campaign_teaches_later_searches() -> None:
 
 
 def test_the_first_answer_has_the_models_best_and_the_nearest_record() -> None:
-    learned = trained(recordings())
+    learned = train_small_model(recordings())
     problem = problem_of(SHAPES[0])
     replay = Replay(recorded.as_trials(problem, recordings()[problem]))
     near = tile.record_of(problem_of(SHAPES[1]), TILES[0])

@@ -12,7 +12,7 @@ from cudal2gen.validator import run_case, stress_shapes
 from cudal2gen.validator.problems import thorough_shape
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.paths import PATHS
-from tests.draws import drawn, few_by
+from tests.draws import draw_few_by_key, draw_part
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,13 @@ FAULTS = {
     "parts that count on the sender": ("at_rank(shared.arrived(), to)", "at_rank(shared.arrived(), rank)"),
 }
 # Each fault in the first record whose text has a place for it, in ``make thorough`` in all of them.
-PLANTED = few_by(
+PLANTED = draw_few_by_key(
     lambda planted: planted[1],
     [(name, fault) for name in SHARING for fault, (before, _) in FAULTS.items() if before in render(PATHS[name])],
     1,
 )
 # The faults that this run of the tests executes.
-EXECUTED = drawn(PLANTED, 3)
+EXECUTED = draw_part(PLANTED, 3)
 BUILT_AHEAD = [
     *(PATHS[name] for name in SHARING),
     *(Faulty(PATHS[name], *FAULTS[fault]) for name, fault in EXECUTED),
@@ -80,6 +80,6 @@ def test_every_fault_has_a_kernel() -> None:
 def test_a_faulty_counter_is_noticed(name: str, fault: str, library: Path) -> None:
     """Each fault is noticed in one of the two orders of a verdict: a CTA that arrives last misses nothing, however few
     it waits for."""
-    kernel = Faulty(PATHS[name], *FAULTS[fault]).built()
+    kernel = Faulty(PATHS[name], *FAULTS[fault]).build()
     one_tile = "(before >> 16)" in FAULTS[fault][0]
     assert not all(passes(name, kernel, library, adverse, one_tile) for adverse in (False, True))

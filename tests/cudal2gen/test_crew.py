@@ -31,11 +31,11 @@ from cudal2gen.tuner.writing.session import Session, SessionLimits
 from scripts import writing_population, writing_time
 from tests import browser, processes
 from tests.cudal2gen import device_texts
-from tests.cudal2gen.chat_server import Handler, serving
+from tests.cudal2gen.chat_server import Handler, serve_script
 from tests.cudal2gen.device_texts import PROBLEM, gemm
 from tests.cudal2gen.test_writing import LOOP, block, writes
 from tests.packages import require
-from tests.processes import until
+from tests.processes import wait_until
 
 require("openai")
 
@@ -76,7 +76,11 @@ def start(folder: Path, url: str) -> subprocess.Popen[str]:
         str(folder / "settings.toml"), "--llm", f"first@{url},second@{url}", "--rounds", "2",
     ]  # fmt: skip
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=processes.marked(folder) | variables
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=processes.marked_environment(folder) | variables,
     )
 
 
@@ -85,12 +89,12 @@ def start(folder: Path, url: str) -> subprocess.Popen[str]:
 def test_a_killed_command_asks_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     writer, exchanges = Writer(1.0), tmp_path / "trials-llm.jsonl"
-    with serving(writer, forever=True) as server:
+    with serve_script(writer, forever=True) as server:
         first = start(tmp_path, server.url)
-        until(lambda: exchanges.is_file() and '"kind":"outcome"' in exchanges.read_text())
+        wait_until(lambda: exchanges.is_file() and '"kind":"outcome"' in exchanges.read_text())
         first.send_signal(signal.SIGKILL)
         first.communicate()
-        until(lambda: not processes.alive(tmp_path), processes.END_S)
+        wait_until(lambda: not processes.living_processes(tmp_path), processes.END_S)
         output, errors = start(tmp_path, server.url).communicate()
         assert "4 of" not in errors
         asked = len(server.requests)
@@ -222,7 +226,7 @@ def test_a_session_shows_the_faster_kernel_of_another_one_also_after_a_restart(
         writes({"base": "best1", "patch": block(faster, f"// mine\n{faster}")}),
         writes({"base": "best1", "patch": block(faster, fastest)}),
     )
-    with serving(*script) as server:
+    with serve_script(*script) as server:
         sessions = [session(server.url, run) for run in ("first", "second", "third")]
         *_, attempts = [one.run() for one in sessions]
         assert [attempt.draft.text for attempt in attempts] == [gemm((LOOP, fastest))]

@@ -46,7 +46,7 @@ def ptxas(folder: Path, says: str) -> Path:
     return program
 
 
-def chosen(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+def toolchain_for(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
     """The toolchain that is found when KERNELPROOF_PTXAS names a stand-in for a ptxas of this version."""
     says = f"Cuda compilation tools, release {version.rpartition('.')[0]}, V{version}"
     monkeypatch.setenv(toolchain.PTXAS, str(ptxas(folder, says)))
@@ -75,7 +75,7 @@ def test_another_ptxas_is_in_every_digest(
     version: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = toolchain.discover()
-    tools = chosen(version, tmp_path, monkeypatch)
+    tools = toolchain_for(version, tmp_path, monkeypatch)
     assert (tools.cuda, tools.isa) == (version, isa)
     assert tools.ptxas == tmp_path / "ptxas"
     assert tools.versions == own.versions | {"ptxas": version}
@@ -87,7 +87,7 @@ def test_another_ptxas_is_in_every_digest(
 def test_nvccs_own_ptxas_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = toolchain.discover()
     assert own.isa == ""
-    assert chosen(own.nvcc_version, tmp_path, monkeypatch) == own
+    assert toolchain_for(own.nvcc_version, tmp_path, monkeypatch) == own
 
 
 @pytest.mark.parametrize("says", ["Cuda compilation tools, release 12.6, V12.6.85", "hello"])
@@ -120,7 +120,7 @@ def test_the_text_states_what_the_ptxas_takes(tmp_path: Path) -> None:
 def test_a_ptxas_without_an_architecture_is_refused_before_it_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = chosen("12.8.93", tmp_path, monkeypatch)
+    tools = toolchain_for("12.8.93", tmp_path, monkeypatch)
     for record in (tensor(acc="f32"), warps(acc="f32")):
         with pytest.raises(ToolchainError, match=r"12\.9"):
             compiler.attempt([record], build_dir=tmp_path / "build", tools=tools)
@@ -167,19 +167,19 @@ def launcher(tools12: Toolchain) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built() -> Path:
+def compiled_kernel() -> Path:
     """A kernel with counters, whose launches call more functions of the runtime than others."""
     return compiler.build([small(acc="f32", split_k=2, padding="predicate", k=128)])[0].directory
 
 
 @pytest.mark.parametrize("defined", [(), ("-DCUDA_12_6",)], ids=["12.8", "12.6"])
 def test_kernels_are_launched_by_a_runtime_of_cuda_12(
-    defined: tuple[str, ...], launcher: Path, built: Path, tmp_path: Path
+    defined: tuple[str, ...], launcher: Path, compiled_kernel: Path, tmp_path: Path
 ) -> None:
     """A runtime before 12.8 loads no kernels, so the driver does. Captures are queried by a function with a version."""
     library = idle_runtime.build(tmp_path, *defined)
     idle_runtime.versions(library, 12060 if defined else 12080, 12060)
-    with OpenKernel(launcher, built, {}, library) as kernel:
+    with OpenKernel(launcher, compiled_kernel, {}, library) as kernel:
         if defined:  # load, find, raise its limit
             assert ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_driver").value == 3
         size = kernel.workspace_bytes(64, 64, 128)
@@ -191,7 +191,7 @@ def test_kernels_are_launched_by_a_runtime_of_cuda_12(
     if defined:
         ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_driver").value = -1
         with pytest.raises(LaunchError, match="cuLibraryLoadFromFile"):
-            OpenKernel(launcher, built, {}, library)
+            OpenKernel(launcher, compiled_kernel, {}, library)
 
 
 @pytest.mark.parametrize(
@@ -199,21 +199,21 @@ def test_kernels_are_launched_by_a_runtime_of_cuda_12(
     [(12060, 12020, 0), (13000, 13000, 0), (12080, 13000, 0), (11080, 12000, 500), (12080, 11080, 35)],
 )
 def test_what_kernels_of_cuda_12_need(
-    runtime: int, driver: int, code: int, launcher: Path, built: Path, tmp_path: Path
+    runtime: int, driver: int, code: int, launcher: Path, compiled_kernel: Path, tmp_path: Path
 ) -> None:
     library = idle_runtime.build(tmp_path)
     idle_runtime.versions(library, runtime, driver)
     if not code:
-        OpenKernel(launcher, built, {}, library).close()
+        OpenKernel(launcher, compiled_kernel, {}, library).close()
         return
     with pytest.raises(LaunchError, match=r"525") as caught:
-        OpenKernel(launcher, built, {}, library)
+        OpenKernel(launcher, compiled_kernel, {}, library)
     assert caught.value.code == code
 
 
 @pytest.mark.parametrize("number", sorted(torch_range.CUDAS))
 def test_a_runtime_without_a_name_is_that_of_the_process(
-    number: int, launcher: Path, built: Path, tmp_path: Path
+    number: int, launcher: Path, compiled_kernel: Path, tmp_path: Path
 ) -> None:
     """A program in C has the runtime that it is linked with, of either CUDA."""
     library = idle_runtime.build(tmp_path)
@@ -226,7 +226,7 @@ def test_a_runtime_without_a_name_is_that_of_the_process(
     )
     # The stand-in is known by its file's name as it would be by its own: it is loaded under it.
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
-    command = [sys.executable, "-c", program, named.name, str(launcher), str(built)]
+    command = [sys.executable, "-c", program, named.name, str(launcher), str(compiled_kernel)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "1"
 

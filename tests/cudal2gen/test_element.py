@@ -102,7 +102,7 @@ def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -
         boxes = (launch.box_a_rows, launch.box_b_rows, launch.box_d_cols, launch.box_d_rows)
         return boxes, record.smem_bytes, record.step_bytes, record.work, time
 
-    def along_k(record: Sm90Wgmma) -> list[int]:
+    def k_extents(record: Sm90Wgmma) -> list[int]:
         launch, sizes = record.launch, Sizes(record.m, 144, record.k)
         across = revise(record, layout="nn", n=144)
         of_b, gap = strides(across, sizes).b - 144, launch.spaced(sizes).a.ld - record.k
@@ -110,11 +110,11 @@ def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -
         return [launch.bk, launch.box_a_cols, launch.box_b_cols, gap, of_b, math.gcd(*ks)]
 
     half = ring(**DEEP | {"bk": 64, "k": 256})
-    expected, doubled = facts(half), [2 * extent for extent in along_k(half)]
+    expected, doubled = facts(half), [2 * extent for extent in k_extents(half)]
     monkeypatch.setitem(ELEMENTS, "f16", NARROW)
     monkeypatch.setattr(Sm90Wgmma, "OPERAND_BYTES", (1,))
     record = ring(**DEEP, k=512)
-    assert (facts(record), along_k(record)) == (expected, doubled)
+    assert (facts(record), k_extents(record)) == (expected, doubled)
     assert "wgmma.mma_async.sync.aligned.m64n32k32.f32.narrow.narrow" in (text := render(record))
     assert "leading dimensions multiples of 16" in text
 

@@ -217,12 +217,12 @@ def test_the_command_is_the_module(checkout: Path) -> None:
 
 
 def test_a_user_without_a_home_has_caches_that_nobody_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(number: int) -> None:
+    def raise_unknown(number: int) -> None:
         raise KeyError(number)
 
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "CUDAL2GEN_CACHE_DIR", "KERNELPROOF_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", raise_unknown)
     assert places.user_cache() == Path("/~/.cache/cudal2gen")
     assert ground.user_cache() == Path("/~/.cache/kernelproof")
     assert places.user_data() == Path("/~/.local/share/cudal2gen")

@@ -30,7 +30,7 @@ TILES = [
 ]
 
 
-def recording_file(
+def write_recordings(
     path: Path, us: Any, capability: tuple[int, int] = (8, 0), strides: tuple[int, int] = (0, 0)
 ) -> None:
     """Writes a file with all shapes and tiles. ``us(sizes, tile)`` is the time of a tile; cuBLAS takes 10 us."""
@@ -57,8 +57,8 @@ def modelled_us(sizes: RecordedSizes, tile: Tile) -> float:
 
 
 def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None:
-    recording_file(tmp_path / "a100.txt", lambda sizes, tile: 10.0 * tile.bm)
-    recording_file(tmp_path / "odd.txt", lambda sizes, tile: 1.0, strides=(4, 0))
+    write_recordings(tmp_path / "a100.txt", lambda sizes, tile: 10.0 * tile.bm)
+    write_recordings(tmp_path / "odd.txt", lambda sizes, tile: 1.0, strides=(4, 0))
     (tmp_path / "notes.txt").write_text("no recordings\n")
     loaded = autoheuristic.load(tmp_path)
     assert set(loaded) == {"a100"}
@@ -93,11 +93,11 @@ def test_regret_by_hand() -> None:
 
 
 def test_a_model_that_is_right_has_no_regret_and_one_that_is_reversed_has(tmp_path: Path) -> None:
-    recording_file(tmp_path / "right.txt", modelled_us)
+    write_recordings(tmp_path / "right.txt", modelled_us)
     right = {finding.figure: finding for finding in evidence.recorded_choices(tmp_path)}
     assert right["top-1 regret"].value == right["top-3 regret"].value == 0.0
     assert right["top-1 regret"].baselines["random"] > 0.3
-    recording_file(tmp_path / "right.txt", lambda sizes, tile: 1e4 / modelled_us(sizes, tile))
+    write_recordings(tmp_path / "right.txt", lambda sizes, tile: 1e4 / modelled_us(sizes, tile))
     reversed_times = {finding.figure: finding for finding in evidence.recorded_choices(tmp_path)}
     assert reversed_times["top-1 regret"].value > 1.0
     assert reversed_times["top-1 regret"].low <= reversed_times["top-1 regret"].value
@@ -186,7 +186,7 @@ def test_speedups_are_taken_apart(tmp_path: Path) -> None:
     """If the true times are the model's own, the remaining error is that of the model that stands in for the vendor's
     library."""
     require("nvMatmulHeuristics")
-    recording_file(tmp_path / "right.txt", modelled_us)
+    write_recordings(tmp_path / "right.txt", modelled_us)
     (whole,) = evidence.recorded_vendors(tmp_path)
     assert whole.value == pytest.approx(1.0)
     assert whole.baselines["spread of the model"] == pytest.approx(0.0, abs=1e-6)
@@ -252,7 +252,7 @@ def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    recording_file(tmp_path / "a100.txt", modelled_us)
+    write_recordings(tmp_path / "a100.txt", modelled_us)
     options = ("model", "--part", "speedups,recorded", str(tmp_path))
     done = run(*options)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 
 # A program that loads an exported model (first argument) and compares its result (second argument).
-LOADS = """
+LOADING_PROGRAM = """
 import sys
 {imports}
 assert "cudal2gen.operators" not in sys.modules
@@ -60,7 +60,7 @@ def test_another_process_loads_an_exported_program(imports: str, tmp_path: Path)
     command = [
         sys.executable,
         "-c",
-        LOADS.format(imports=imports),
+        LOADING_PROGRAM.format(imports=imports),
         str(tmp_path / "model.pt2"),
         str(tmp_path / "values.pt"),
     ]

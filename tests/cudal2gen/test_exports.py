@@ -22,8 +22,8 @@ from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
 from tests.commands import run
-from tests.cudal2gen.asking import PROBLEM, candidates, endpoint, incumbent, measured_trials, question
-from tests.cudal2gen.chat_server import proposes, says, serving
+from tests.cudal2gen.asking import PROBLEM, candidates, endpoint, incumbent, measure_trials, question
+from tests.cudal2gen.chat_server import proposes, says, serve_script
 from tests.packages import require
 
 require("openai")
@@ -50,7 +50,7 @@ def campaign(folder: Path) -> tuple[Path, Path]:
         proposes(("best1", {"stages": 91})),
         says("no more"),
     )
-    with serving(*script, forever=True) as server:
+    with serve_script(*script, forever=True) as server:
         proposer = LlmProposer(Chat(ServerWire(endpoint(server)), transcript), Memory(), warn=str)
         contest = search.Search(candidates(), incumbent())
         search.run(
@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def exported(files: tuple[Path, Path]) -> Path:
+def exported_folder(files: tuple[Path, Path]) -> Path:
     """A folder with the training data of the campaign."""
     transcript, store = files
     folder = transcript.parent / "exported"
@@ -121,7 +121,7 @@ def prompt_base(document: Any) -> Any:
 def test_an_outcome_may_state_its_reward_and_stage(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     request = ChatRequest((Message("system", "s"), Message("user", "write a kernel")), {})
-    with serving(says("__global__ void f() {}"), says("no")) as server:
+    with serve_script(says("__global__ void f() {}"), says("no")) as server:
         talk = Chat(ServerWire(endpoint(server)), path)
         for value in (1.25, None):
             reply = talk.ask(request, PROBLEM)
@@ -153,7 +153,7 @@ def test_stages(fields: dict[str, str], stage: str) -> None:
 
 
 def test_a_question_names_its_records_again() -> None:
-    trials = measured_trials({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
+    trials = measure_trials({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
     for asked in (question(trials), Question(candidates(), trials)):
         bases = record_prompt.bases_of(asked)
         text = record_prompt.document(asked, bases, [], [], [], 1)
@@ -218,7 +218,7 @@ def tokenizer() -> Any:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_reads_and_trains(exported_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model, made from a configuration, is trained by a step of SFT and of GRPO on the unchanged files."""
     for name in ("trl", "datasets", "transformers"):
         require(name)
@@ -243,13 +243,13 @@ def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytes
 
     def data(name: str) -> Any:
         cache_dir = str(tmp_path / "cache")
-        return load_dataset("json", data_files=str(exported / name), split="train", cache_dir=cache_dir)
+        return load_dataset("json", data_files=str(exported_folder / name), split="train", cache_dir=cache_dir)
 
     supervised = data("sft.jsonl")
     assert is_conversational(supervised[0])
     texts = apply_chat_template(supervised[0], words)
-    assert texts["completion"] == rows(exported / "sft.jsonl")[0]["completion"][0]["content"] + "<end>"
-    assert supervised[0]["prompt"] == rows(exported / "sft.jsonl")[0]["prompt"]
+    assert texts["completion"] == rows(exported_folder / "sft.jsonl")[0]["completion"][0]["content"] + "<end>"
+    assert supervised[0]["prompt"] == rows(exported_folder / "sft.jsonl")[0]["prompt"]
     trainer = SFTTrainer(
         LlamaForCausalLM(config), args=SFTConfig(**common, per_device_train_batch_size=1, max_length=None),
         train_dataset=supervised, processing_class=words,
@@ -264,14 +264,14 @@ def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytes
     scores: list[list[float | None]] = []
     scorer = exports.Scorer(environment(), SETTINGS)
 
-    def rewarded(prompts: Any, completions: Any, stage: Any, rewards: Any, **columns: Any) -> list[float | None]:
+    def collect_rewards(prompts: Any, completions: Any, stage: Any, rewards: Any, **columns: Any) -> list[float | None]:
         assert stage == ["hgemm"] * 2
         assert len(rewards) == 2
         scores.append(scorer(prompts, completions, **columns))
         return [0.25, 1.0]  # a model of random weights writes no records
 
     grpo = GRPOTrainer(
-        LlamaForCausalLM(config), reward_funcs=rewarded, train_dataset=questions, processing_class=words,
+        LlamaForCausalLM(config), reward_funcs=collect_rewards, train_dataset=questions, processing_class=words,
         args=GRPOConfig(**common, per_device_train_batch_size=2, num_generations=2, max_completion_length=4),
     )  # fmt: skip
     assert grpo.train().global_step == 1

@@ -14,30 +14,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.kernel import Record
-from cudal2gen.timing.model import code as built
+from cudal2gen.timing.model import instructions as code_model
 from cudal2gen.timing.model import memory
 from kernelproof.sass import Instruction, Machine, Way, simulate
 from kernelproof.sass.decoding import FREE
 from tests.cudal2gen.paths import PINGPONG, ring, small
 
 
-def code(opcode: str, count: int, **control: Any) -> tuple[Instruction, ...]:
+def instructions(opcode: str, count: int, **control: Any) -> tuple[Instruction, ...]:
     """So many equal instructions without operands."""
     return (Instruction(0, None, opcode, (), replace(FREE, **control)),) * count
 
 
 MMA = "HMMA.16816.F16"  # 16 x 8 x 16
-BEFORE, AFTER, NEXT = code("MOV", 7, stall=4), code("MOV", 5, stall=6), code("MOV", 3, stall=4)
+BEFORE, AFTER, NEXT = instructions("MOV", 7, stall=4), instructions("MOV", 5, stall=6), instructions("MOV", 3, stall=4)
 # A warp of two multiplies a k-tile of 32 x 32 x 64 by 16 MMAs.
-ITERATION = (*code("LDSM.16.M88.4", 2, write_barrier=0), *code(MMA, 16, waits=(0,)))
+ITERATION = (*instructions("LDSM.16.M88.4", 2, write_barrier=0), *instructions(MMA, 16, waits=(0,)))
 
 
-def workload(record: Record, iteration: tuple[Instruction, ...], persistent: bool, produced: bool = False) -> Any:
-    """The work of a record with made-up machine code. ``produced``: whether another warpgroup copies."""
+def workload(record: Record, iteration: tuple[Instruction, ...], persistent: bool, has_producer: bool = False) -> Any:
+    """The work of a record with made-up machine code. ``has_producer``: whether another warpgroup copies."""
     way = Way(BEFORE, iteration, AFTER, NEXT if persistent else ())
-    producer = Way(code("MOV", 2), code("MOV", 1), code("MOV", 1), code("MOV", 1)) if produced else None
+    producer = (
+        Way(instructions("MOV", 2), instructions("MOV", 1), instructions("MOV", 1), instructions("MOV", 1))
+        if has_producer
+        else None
+    )
     ways: Any = SimpleNamespace(consumer=way, producer=producer)
-    return built.Workload(record, ways, Machine(record.arch))
+    return code_model.Workload(record, ways, Machine(record.arch))
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5])
@@ -45,11 +49,13 @@ def workload(record: Record, iteration: tuple[Instruction, ...], persistent: boo
 def test_all_tiles_and_iterations_take_what_they_take_if_simulated(
     iterations: int, tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(built, "ISSUES", 400)  # about 8 iterations of two warps
+    monkeypatch.setattr(code_model, "ISSUES", 400)  # about 8 iterations of two warps
     work = workload(small(k=64 * iterations), ITERATION, persistent=tiles > 1)
     assert work.iterations == iterations
-    _, cycles, iteration = built._sub_core(work, 3, tiles)
-    assert cycles == pytest.approx(simulate(built.streams(work, 3, iterations, tiles), work.machine).cycles, rel=0.02)
+    _, cycles, iteration = code_model._sub_core(work, 3, tiles)
+    assert cycles == pytest.approx(
+        simulate(code_model.streams(work, 3, iterations, tiles), work.machine).cycles, rel=0.02
+    )
     # Three CTAs of two warps have two warps on the sub-core. A tensor core takes 8 cycles for an MMA.
     assert iteration == pytest.approx(2 * 16 * 8, rel=0.02 if iterations > 2 else 0.3)
 
@@ -58,35 +64,35 @@ def test_all_tiles_and_iterations_take_what_they_take_if_simulated(
 def test_tiles_that_alternate_between_warpgroups_take_what_they_take_if_simulated(
     tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(built, "ISSUES", 400)
+    monkeypatch.setattr(code_model, "ISSUES", 400)
     # A warpgroup's warp multiplies 16 x 32 x 64 by 16 MMAs.
-    work = workload(ring(k=64 * 40, **PINGPONG), ITERATION, persistent=True, produced=True)
+    work = workload(ring(k=64 * 40, **PINGPONG), ITERATION, persistent=True, has_producer=True)
     assert (work.iterations, work.warps, work.concurrent_tiles) == (40, 4, 2)
-    _, cycles, iteration = built._sub_core(work, 1, tiles)
+    _, cycles, iteration = code_model._sub_core(work, 1, tiles)
     # The last of an odd number of tiles waits for its loads, which the model does not know.
     tolerance = 0.08 if tiles % 2 else 0.005
-    assert cycles == pytest.approx(simulate(built.streams(work, 1, 40, tiles), work.machine).cycles, rel=tolerance)
-    many, few = (simulate(built.streams(work, 1, count), work.machine).cycles for count in (40, 20))
+    assert cycles == pytest.approx(simulate(code_model.streams(work, 1, 40, tiles), work.machine).cycles, rel=tolerance)
+    many, few = (simulate(code_model.streams(work, 1, count), work.machine).cycles for count in (40, 20))
     assert iteration == pytest.approx((many - few) / 20 / 2, rel=0.02)
 
 
 def test_waves_of_ctas_follow_each_other() -> None:
     work = workload(small(k=64 * 4), ITERATION, persistent=False)
-    alone = {ctas: simulate(built.streams(work, ctas, 4), work.machine_for(4)).cycles for ctas in (1, 2, 3, 4, 8)}
+    alone = {ctas: simulate(code_model.streams(work, ctas, 4), work.machine_for(4)).cycles for ctas in (1, 2, 3, 4, 8)}
     for sm_ctas, at_once, expected in (
         (8, 8, alone[8]), (16, 8, 2 * alone[8]), (11, 8, alone[8] + alone[3]), (9, 4, 2 * alone[4] + alone[1]),
     ):  # fmt: skip
-        assert built._busiest_sm(work, sm_ctas, at_once)[1] == pytest.approx(expected)
+        assert code_model._busiest_sm(work, sm_ctas, at_once)[1] == pytest.approx(expected)
     persistent = workload(small(k=64 * 4), ITERATION, persistent=True)
-    _, cycles, _ = built._busiest_sm(persistent, 12, 4)
-    assert cycles == pytest.approx(simulate(built.streams(persistent, 4, 4, 3), work.machine).cycles, rel=0.02)
+    _, cycles, _ = code_model._busiest_sm(persistent, 12, 4)
+    assert cycles == pytest.approx(simulate(code_model.streams(persistent, 4, 4, 3), work.machine).cycles, rel=0.02)
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 90), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
 def test_iterations_are_the_multiplications_that_are_left(steps: int, per: int, before: int, after: int) -> None:
     """``per``: k-tiles of an iteration; ``before``, ``after``: k-tiles that are multiplied outside of the loop."""
-    mmas = code(MMA, 16)
+    mmas = instructions(MMA, 16)
     steps = max(1, steps) * per + before + after
     work = workload(small(k=64 * steps), mmas * per, persistent=False)
     way = replace(work.ways.consumer, before=BEFORE + mmas * before, after=mmas * after)
@@ -105,15 +111,15 @@ def test_a_kernels_time_is_that_of_its_parts(rows: int, cols: int, persistent: b
     record = small(m=64 * rows, n=64 * cols, k=64 * 3)
     work = workload(record, ITERATION, persistent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(built, "ISSUES", 100)
-        patch.setattr(built, "Ways", lambda function: work.ways)
+        patch.setattr(code_model, "ISSUES", 100)
+        patch.setattr(code_model, "Ways", lambda function: work.ways)
         function: Any = SimpleNamespace(registers=64)
-        estimate = built.estimate_code(record, function, resident)
+        estimate = code_model.estimate_code(record, function, resident)
         rates, most = record.target.rates, -(-2 * rows * 2 * cols // 108)
         at_once = min(most, resident)
         assert estimate.resident == at_once
-        work = replace(work, machine=built.machine_of(record, 108, at_once))
-        _, cycles, iteration = built._busiest_sm(work, most, at_once)
+        work = replace(work, machine=code_model.machine_of(record, 108, at_once))
+        _, cycles, iteration = code_model._busiest_sm(work, most, at_once)
     assert estimate.iteration_cycles == iteration
     assert estimate.sm_us == pytest.approx(cycles / 1380)
     assert estimate.main_us == pytest.approx(min(estimate.sm_us, most / at_once * 3 * iteration / 1380))

@@ -25,7 +25,7 @@ from tests.cudal2gen.racing import (  # noqa: E402
     NAMES,
     Clock,
     Timed,
-    drawn,
+    draw_product,
     launch_counts,
     library_warnings,
     measurements,
@@ -33,9 +33,9 @@ from tests.cudal2gen.racing import (  # noqa: E402
     store,
     tuner_of,
 )
-from tests.cudal2gen.test_races import exact, opened  # noqa: E402
+from tests.cudal2gen.test_races import disable_buckets, opened_pack  # noqa: E402
 
-__all__ = ["exact", "opened", "store"]  # fixtures
+__all__ = ["disable_buckets", "opened_pack", "store"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -50,10 +50,10 @@ def last_reason(digest: str) -> str:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_is_banned_for_good(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(device, {NAMES["whole"]: 1.0}, 300.0)
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     bind = contests.bind
 
     def wrong(device_: Any, kernel: Any, use: Any, request: Any, layout: Any) -> Any:
@@ -68,33 +68,33 @@ def test_a_wrong_kernel_is_banned_for_good(
         return off
 
     monkeypatch.setattr(contests, "bind", wrong)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         with pytest.warns(UserWarning, match=f"{NAMES['whole']}: an error of 1, .* it is not used on this card"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
     (digest,) = Store(A100).first_runs.banned()
     assert "an error of 1" in last_reason(digest)
     before = launch_counts(device)["whole"]
-    with process(opened, Timed(device, clock)):
+    with process(opened_pack, Timed(device, clock)):
         cudal2gen.matmul(a[:20], b.t())
     assert launch_counts(device)["whole"] == before
 
 
-def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """By the clock it takes 0.1 us."""
     clock = Clock(device, {NAMES["whole"]: 0.1}, 300.0)
-    a, b, _ = drawn(device)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    a, b, _ = draw_product(device)
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
     assert len(Store(A100).first_runs.banned()) == 1
 
 
 def test_a_stale_result_does_not_pass(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that leaves an element unwritten fails, whatever the memory held before."""
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
 
     class Stale(Timed):
         """A device whose new memory holds the right result already."""
@@ -103,21 +103,24 @@ def test_a_stale_result_does_not_pass(
             return super().empty(like, *shape).copy_(expected)
 
     monkeypatch.setattr(contests, "bind", lambda stale, *_: lambda a, b, out: stale.empty(a, *expected.shape))
-    with process(opened, Stale(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="an error of inf"):
+    with (
+        process(opened_pack, Stale(device, Clock(device, {}, 300.0))),
+        pytest.warns(UserWarning, match="an error of inf"),
+    ):
         cudal2gen.matmul(a, b.t())
     assert len(Store(A100).first_runs.banned()) >= 2
     assert measurements() == []
 
 
 def test_a_refused_launch_costs_the_kernel_only(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> Any:
         raise LaunchError(1, "no")
 
     monkeypatch.setattr(contests, "bind", refused)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Clock(device, {}, 300.0))):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert {row.reason for row in Store(A100).first_runs.entries().values()} == {"does not run: no (cudaError 1)"}
     assert Store(A100).first_runs.banned() == set(), (
@@ -125,7 +128,7 @@ def test_a_refused_launch_costs_the_kernel_only(
     )
 
 
-def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     class Faulty(Clock):
         """A clock on which a kernel that is faster than torch faults when it is timed."""
 
@@ -136,14 +139,14 @@ def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevi
             return us
 
     clock = Faulty(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 400.0, NAMES["split"]: 400.0}, 300.0)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock)), pytest.warns(UserWarning, match="an illegal memory access"):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock)), pytest.warns(UserWarning, match="an illegal memory access"):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     (digest,) = Store(A100).first_runs.banned()
     assert last_reason(digest) == "fails after its first run: an illegal memory access"
 
 
-def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """The stream has half a second of work when the call is made."""
 
     class Behind(Clock):
@@ -157,8 +160,8 @@ def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, o
             self.synchronize()
             return super().elapsed_us(call, times)
 
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Behind(device, {}, 300.0))):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, Behind(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert len(measurements()) == 1
 
@@ -166,11 +169,11 @@ def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, o
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("name", ["autotune", "autotune-first-runs"])
 def test_a_store_that_cannot_be_used_stops_the_races(
-    device: EmulatedDevice, opened: pack.Pack, store: Path, name: str, mode: races.Mode
+    device: EmulatedDevice, opened_pack: pack.Pack, store: Path, name: str, mode: races.Mode
 ) -> None:
     (store / f"{name}.jsonl").mkdir()
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Clock(device, {}, 300.0)), mode):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), mode):
         with pytest.warns(UserWarning, match=rf"no autotuning: .*{name}.jsonl.*by CUDAL2GEN_RESULTS") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(3)]
         assert len(library_warnings(warned)) == 1
@@ -196,11 +199,11 @@ def refuse_writes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_what_a_full_store_does_not_take_counts_in_the_process(
-    device: EmulatedDevice, opened: pack.Pack, mode: races.Mode, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, mode: races.Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened, Timed(device, clock), mode) as dispatcher, monkeypatch.context() as patch:
+    with process(opened_pack, Timed(device, clock), mode) as dispatcher, monkeypatch.context() as patch:
         refuse_writes(patch, "autotune")
         with pytest.warns(UserWarning, match=r"cannot use .*autotune.jsonl: No space left.*make room there") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(60)]
@@ -222,16 +225,16 @@ def test_what_a_full_store_does_not_take_counts_in_the_process(
 
 
 def test_what_was_measured_counts_where_nothing_can_be_banned(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of results cannot be written by later processes."""
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened, Timed(device, clock)):
+    with process(opened_pack, Timed(device, clock)):
         cudal2gen.matmul(a, b.t())
     refuse_writes(monkeypatch, "autotune-first-runs")
     before = launch_counts(device)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         with pytest.warns(UserWarning, match=r"cannot use .*autotune-first-runs.jsonl: No space left"):
             assert torch.equal(cudal2gen.matmul(a[:20], b.t()), expected[:20])
         assert launch_counts(device) == before, "no kernel runs that could not be banned"
@@ -241,15 +244,15 @@ def test_what_was_measured_counts_where_nothing_can_be_banned(
 
 @pytest.mark.slow
 def test_a_pack_with_other_kernels_races_once_more(
-    device: EmulatedDevice, opened: pack.Pack, tmp_path: Path
+    device: EmulatedDevice, opened_pack: pack.Pack, tmp_path: Path
 ) -> None:  # fmt: skip
     """A loss holds until a pack has new kernels. A win whose kernel is gone does not count."""
     few = packed.table([packed.RECORDS["predicated"]])
     older = pack.open_pack(packed.folder(few, tmp_path / "older"))
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     clock = Clock(device, dict.fromkeys(NAMES.values(), 310.0) | {NAMES["whole"]: 200.0}, 300.0)
 
-    def called(with_pack: pack.Pack, seconds: float = races.PROCESS_SECONDS) -> tuple[list[str], bool]:
+    def call_matmul(with_pack: pack.Pack, seconds: float = races.PROCESS_SECONDS) -> tuple[list[str], bool]:
         """What computed, and whether something was raced."""
         before = clock.seconds
         with process(with_pack, Timed(device, clock)) as dispatcher:
@@ -260,16 +263,18 @@ def test_a_pack_with_other_kernels_races_once_more(
                 assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             return [*dispatcher.stats()["kernel"], *dispatcher.stats()["torch"]], clock.seconds > before
 
-    assert called(older) == (["measured, not faster"], True)
-    assert called(older) == (["measured, not faster"], False)
-    assert called(opened, seconds=0.0) == (["measured, not faster"], False), "without time the loss still counts"
-    assert called(opened) == ([NAMES["whole"]], True)
-    assert called(opened) == ([NAMES["whole"]], False)
-    assert called(older) == (["measured, not faster"], False), "it has been raced with these"
+    assert call_matmul(older) == (["measured, not faster"], True)
+    assert call_matmul(older) == (["measured, not faster"], False)
+    assert call_matmul(opened_pack, seconds=0.0) == (["measured, not faster"], False), (
+        "without time the loss still counts"
+    )
+    assert call_matmul(opened_pack) == ([NAMES["whole"]], True)
+    assert call_matmul(opened_pack) == ([NAMES["whole"]], False)
+    assert call_matmul(older) == (["measured, not faster"], False), "it has been raced with these"
     others = packed.table([packed.RECORDS["predicated"], packed.RECORDS["split"]])
     other = pack.open_pack(packed.folder(others, tmp_path / "other"))
-    assert called(other, seconds=0.0) == (["measured, not faster"], False), "the kernel that won is gone"
-    assert called(other) == (["measured, not faster"], True)
+    assert call_matmul(other, seconds=0.0) == (["measured, not faster"], False), "the kernel that won is gone"
+    assert call_matmul(other) == (["measured, not faster"], True)
     assert len(measurements()) == 3
 
 
@@ -282,10 +287,10 @@ class Failing(Clock):
 
 
 @pytest.mark.parametrize("mode", ["once", "background"])
-def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened: pack.Pack, mode: races.Mode) -> None:
-    a, b, expected = drawn(device)
+def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened_pack: pack.Pack, mode: races.Mode) -> None:
+    a, b, expected = draw_product(device)
     clock = Failing(device, {}, 300.0)
-    with process(opened, Timed(device, clock), mode), pytest.warns(UserWarning, match="an event is gone"):
+    with process(opened_pack, Timed(device, clock), mode), pytest.warns(UserWarning, match="an event is gone"):
         products = [cudal2gen.matmul(a, b.t()) for _ in range(9)]
     assert all(torch.equal(d, expected) for d in products)
     assert Store(A100).first_runs.banned() == set()
@@ -293,13 +298,13 @@ def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened: pack.Pa
 
 @pytest.mark.parametrize("where", ["bind", "Contest.compare"])
 def test_a_full_memory_bans_nothing(
-    where: str, device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    where: str, device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(f"cudal2gen.operators.measuring.contests.{where}", full)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="no memory"):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="no memory"):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert Store(A100).first_runs.banned() == set()

@@ -9,12 +9,12 @@ from cudal2gen.kernel import Record
 from scripts import fences
 from tests.cudal2gen.covering import BRANCHES
 from tests.cudal2gen.paths import PATHS
-from tests.draws import drawn
+from tests.draws import draw_part
 
 pytestmark = pytest.mark.slow
 
 
-def way(record: Record) -> tuple[object, ...]:
+def features_of(record: Record) -> tuple[object, ...]:
     """How a kernel sums, claims and stores tiles."""
     claims, summed = getattr(record, "claims_tiles", False), getattr(record, "summed_in", record.split_k > 1)
     return record.family, summed, record.cluster_ctas > 1, claims, getattr(record, "epilogue", None)
@@ -23,8 +23,8 @@ def way(record: Record) -> tuple[object, ...]:
 # The paths without batches and fusions.
 PLAIN = {name: record for name, record in PATHS.items() if not record.batched and not record.fusion}
 # By way: a record with it, one of BRANCHES if there is one, since those are compiled anyway.
-WAYS = {way(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
-EXECUTED = drawn([*WAYS.values()], 3)
+WAYS = {features_of(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
+EXECUTED = draw_part([*WAYS.values()], 3)
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 

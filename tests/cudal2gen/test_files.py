@@ -20,7 +20,7 @@ LIMIT = 1 << 12  # the size limit of a process's files, which has the effect of 
 NVCC_LIMIT = 40_000  # the limit where nvcc reports its own version; the launcher is larger than this
 
 
-def limited(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
+def run_with_limit(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
     """A command that cannot write more than ``limit`` bytes into a file."""
     program = (
         "import resource, runpy, sys; sys.dont_write_bytecode = True; "
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_old_page_and_the_old_catalog(tmp_path: Path) -> 
         (page, "report", "--out", str(page)),
         (own, "edit", "--mnk", "64_64_64", "--set", "padding=predicate"),
     ):
-        done = limited(*arguments, env=env)
+        done = run_with_limit(*arguments, env=env)
         assert done.returncode == 1, done
         assert done.stderr == f"error: cannot write {target}: File too large; it is as it was\n"
     assert (page.read_text(), own.read_bytes()) == ("old", before)
@@ -129,13 +129,13 @@ def test_a_full_disk_leaves_nothing_of_a_pack(tmp_path: Path, name: str) -> None
     env = {
         "CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path / "results"),
     }  # fmt: skip
-    judged = limited(
+    judged = run_with_limit(
         "validate", *("--mnk", "64_64_64", "--acc", "f16", "--layout", "tn"), "--on", "emulator:machine-code",
         env=env, limit=1 << 30,
     )  # fmt: skip
     assert judged.returncode == 0, judged.stderr
     before = names(tmp_path)
-    done = limited(
+    done = run_with_limit(
         "pack", *("--mnk", "64_64_64", "--acc", "f16", "--layout", "tn"), "--out", str(tmp_path / name),
         env=env, limit=NVCC_LIMIT,
     )  # fmt: skip

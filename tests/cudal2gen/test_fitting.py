@@ -39,7 +39,7 @@ def with_values(record: Record, values: Fields) -> Record:
     return fieldset(type(record)).record(record.problem, record.origin, flat(record) | values)
 
 
-def check(record: Record, named: Fields, answer: Fit) -> None:
+def check_fit(record: Record, named: Fields, answer: Fit) -> None:
     """Checks what holds for every fit."""
     assert parse(answer.record.model_dump(mode="json")) == answer.record, "legal"
     assert (answer.record.problem, answer.record.family) == (record.problem, record.family)
@@ -96,7 +96,7 @@ def test_what_a_user_tries_is_fitted(gpu: str, mnk: tuple[int, int, int], named:
     started = time.process_time()
     answer = fit(record, named)
     assert time.process_time() - started < SECONDS
-    check(record, named, answer)
+    check_fit(record, named, answer)
 
 
 def test_differences_by_hand() -> None:
@@ -162,7 +162,7 @@ def legal_neighbour(record: Record, records: list[Record], rng: random.Random) -
     return None
 
 
-def draws(count: int) -> list[tuple[Record, Fields]]:
+def draw_illegal_edits(count: int) -> list[tuple[Record, Fields]]:
     """Records of the catalog, each with one or two values of another legal record, which may break a rule."""
     rng, records = random.Random(20), catalog.load()
     illegal: list[tuple[Record, Fields]] = []
@@ -183,14 +183,14 @@ def draws(count: int) -> list[tuple[Record, Fields]]:
 @pytest.mark.slow
 def test_nearly_all_drawn_edits_are_fitted() -> None:
     missed, seconds = [], []
-    for record, named in draws(DRAWS):
+    for record, named in draw_illegal_edits(DRAWS):
         started = time.process_time()
         try:
             answer = fit(record, named)
         except IllegalRecord as error:
             missed.append(f"{record.gpu} {record.acc} {record.mnk}: {error}")
         else:
-            check(record, named, answer)
+            check_fit(record, named, answer)
         seconds.append(time.process_time() - started)
     print(*missed, sep="\n")
     assert len(missed) <= DRAWS // 20, missed
@@ -224,7 +224,7 @@ def test_whatever_is_returned_is_legal_named_and_needed(edit: tuple[Record, Fiel
     except IllegalRecord:
         assert with_values(record, named).broken_rules()
     else:
-        check(record, named, answer)
+        check_fit(record, named, answer)
 
 
 def test_values_of_every_listed_field_pass_its_type() -> None:

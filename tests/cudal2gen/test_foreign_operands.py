@@ -249,10 +249,10 @@ def test_a_sharded_model_trains_as_without_a_patch(before: bool, mesh: Any, monk
     ``before``: whether the model is patched before it is sharded."""
     from torch.distributed.fsdp import fully_shard
 
-    def by_a_kernel(x: Any, w1: Any, w3: Any, activation: str) -> Any:
+    def gated_by_kernel(x: Any, w1: Any, w3: Any, activation: str) -> Any:
         return cudal2gen.swiglu(x, derived.DERIVED.interleaved(w1, w3, lambda like, *shape: like.new_empty(shape)))
 
-    monkeypatch.setattr(fused_layers, "gated_pair", by_a_kernel)
+    monkeypatch.setattr(fused_layers, "gated_pair", gated_by_kernel)
     losses: list[list[float]] = []
     x = normal(8, 16)
     for patched in (False, True):

@@ -146,13 +146,20 @@ def test_each_fused_pair_is_one_operator(x: Any) -> None:
     ]  # fmt: skip
 
 
-def unsupported_activation() -> Any:
+def mlp_with_unsupported_activation() -> Any:
     """A layer with an activation that no kernel has."""
     return nn.Sequential(nn.Linear(32, 32), nn.Tanh())
 
 
 @pytest.mark.parametrize(
-    "make", [MisnamedChildren, DataDependent, lambda: Gated(bias=True), lambda: Gated(inner=44), unsupported_activation]
+    "make",
+    [
+        MisnamedChildren,
+        DataDependent,
+        lambda: Gated(bias=True),
+        lambda: Gated(inner=44),
+        mlp_with_unsupported_activation,
+    ],
 )
 def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
     model = build(make)

@@ -99,9 +99,9 @@ def test_sums_are_kept_or_computed_again(name: str) -> None:
             expected = torch.autograd.grad(reference, wide[:2], grad.double(), retain_graph=True)
             for tensor, exact in zip(own, expected, strict=True):
                 check_close(tensor, exact, 16)
-        both = torch.autograd.grad([answer.float().sum() for answer in answers], tensors[:2])
+        own = torch.autograd.grad([answer.float().sum() for answer in answers], tensors[:2])
         expected = torch.autograd.grad([reference.sum() for reference in references], wide[:2])
-        for tensor, exact in zip(both, expected, strict=True):
+        for tensor, exact in zip(own, expected, strict=True):
             check_close(tensor, exact, 16)
 
 
@@ -156,19 +156,19 @@ def test_transforms_and_second_derivatives() -> None:
     def loss(function: Any) -> Any:
         return lambda *tensors: function(*tensors).square().sum()
 
-    def squared(function: Any) -> Any:
+    def squared_gradient(function: Any) -> Any:
         return lambda *tensors: torch.func.grad(loss(function))(*tensors).square().sum()
 
-    def both(tensor: Any, other: Any) -> Any:
+    def stack(tensor: Any, other: Any) -> Any:
         return torch.stack((tensor, other))
 
     transforms: list[tuple[Any, tuple[Any, ...]]] = [
         (lambda f: torch.func.grad(loss(f), (0, 1, 2, 3)), arguments),
-        (lambda f: torch.func.grad(squared(f), (0, 1)), arguments),
+        (lambda f: torch.func.grad(squared_gradient(f), (0, 1)), arguments),
         (lambda f: torch.vmap(f, (0, None, None, None)), arguments),
-        (lambda f: torch.vmap(f, (None, 0, 0, None)), (x, both(w1, w3), both(w3, w1), bias)),
-        (lambda f: torch.vmap(f, (0, 0, None, 0)), (both(x, 2 * x), both(w1, w3), w3, both(bias, 3 * bias))),
-        (lambda f: torch.vmap(f, (None, None, None, 0)), (x, w1, w3, both(bias, 3 * bias))),
+        (lambda f: torch.vmap(f, (None, 0, 0, None)), (x, stack(w1, w3), stack(w3, w1), bias)),
+        (lambda f: torch.vmap(f, (0, 0, None, 0)), (stack(x, 2 * x), stack(w1, w3), w3, stack(bias, 3 * bias))),
+        (lambda f: torch.vmap(f, (None, None, None, 0)), (x, w1, w3, stack(bias, 3 * bias))),
         (lambda f: torch.vmap(torch.func.grad(loss(f), (0, 1)), (0, None, None, None)), arguments),
     ]
     for transform, operands in transforms:
@@ -224,7 +224,7 @@ FUSED = [record("bias_n"), record("silu"), record("bias_n+gelu"), record("bias_n
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack with a plain kernel and those of ``FUSED``."""
     table = packed.table([packed.RECORDS["predicated"], *FUSED])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
@@ -290,9 +290,9 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
     assert explain(cudal2gen.linear, x, weight) == f"{plain}: {asked_for}"
     assert explain(cudal2gen.linear, x, weight, bias) == f"{FUSED[0].name}: {asked_for}"
     assert explain(cudal2gen.linear, x, weight, bias, activation="gelu") == f"{FUSED[2].name}: {asked_for}"
-    gated = explain(cudal2gen.swiglu, x, weight)
-    assert gated.startswith(f"{plain}: {asked_for}; silu+gate by torch: ")
-    assert gated.endswith(" a100 f32 tn silu+gate")
+    explanation = explain(cudal2gen.swiglu, x, weight)
+    assert explanation.startswith(f"{plain}: {asked_for}; silu+gate by torch: ")
+    assert explanation.endswith(" a100 f32 tn silu+gate")
     assert explain(cudal2gen.bmm, normal_half(device, 3, 17, 64), weight.t().expand(3, 64, 48)).startswith(plain)
     batch = normal_half(device, 3, 64, 48)
     several = explain(cudal2gen.bmm, x.expand(3, 17, 64), batch)
@@ -328,13 +328,13 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 
 @pytest.fixture
-def gated(device: EmulatedDevice, gates: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def gated_dispatcher(device: EmulatedDevice, gates: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher that takes kernels of ``gates`` whether they were measured or not."""
     with emulated(OperatorDevice(device, "a100"), [gates], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
-def typed(device: EmulatedDevice, dtype: str, *shape: int, seed: int = 0) -> Any:
+def draw_normal_of(device: EmulatedDevice, dtype: str, *shape: int, seed: int = 0) -> Any:
     """Normally distributed numbers of a type in the device's memory."""
     kind = getattr(torch, dtype)
     return device.empty(*shape).view(kind).copy_(normal(*shape, seed=seed, dtype=kind))
@@ -348,20 +348,22 @@ def name_of(fusion: str, dtype: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+def test_a_gated_kernel_is_one_launch(
+    dtype: str, device: EmulatedDevice, gated_dispatcher: dispatch.Dispatcher
+) -> None:
     """D is half as wide as the product. Sizes leave rows and blocks of 16 columns beyond a tile."""
     for shape, n in (((2, 35, 72), 80), ((1, 64), 16)):
-        x, w13 = typed(device, dtype, *shape), typed(device, dtype, n, shape[-1], seed=1)
+        x, w13 = draw_normal_of(device, dtype, *shape), draw_normal_of(device, dtype, n, shape[-1], seed=1)
         z1, z3 = (x.double() @ part.double().mT for part in cudal2gen.deinterleave(w13))
         d = cudal2gen.swiglu(x, w13)
         assert (d.shape, d.dtype, d.is_contiguous()) == ((*shape[:-1], n // 2), x.dtype, True)
         check_close_to_sums(d, activate(z1, "silu") * z3)
-        w1, w3 = (typed(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
+        w1, w3 = (draw_normal_of(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
         assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), (
             "a kernel that reads an interleaved copy of both weights gives the same"
         )
     derived.DERIVED.clear()
-    assert gated.stats() == {"kernel": {name_of(GATED, dtype): 4}, "torch": {}}
+    assert gated_dispatcher.stats() == {"kernel": {name_of(GATED, dtype): 4}, "torch": {}}
     assert len(device.session.launches) == 4
 
 
@@ -375,12 +377,16 @@ def check_close_to_sums(own: Any, reference: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_kernels_keep_the_sums_for_the_derivative(
-    dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher
+    dtype: str, device: EmulatedDevice, gated_dispatcher: dispatch.Dispatcher
 ) -> None:
     """One launch stores D and Z, with a bias, without, and gated. The gradients are torch's products: the pack's
     kernels accept neither their strides nor the tensors that torch made of Z, which are not in the emulator's
     memory."""
-    x, weight, bias = typed(device, dtype, 2, 35, 72), typed(device, dtype, 80, 72, seed=1), typed(device, dtype, 80)
+    x, weight, bias = (
+        draw_normal_of(device, dtype, 2, 35, 72),
+        draw_normal_of(device, dtype, 80, 72, seed=1),
+        draw_normal_of(device, dtype, 80),
+    )
 
     def layer(*tensors: Any) -> Any:
         return cudal2gen.linear(*tensors, activation="silu")
@@ -388,7 +394,7 @@ def test_kernels_keep_the_sums_for_the_derivative(
     calls = [(layer, (x, weight, bias), WITH_AUX), (layer, (x, weight), "aux+silu")]
     calls += [(cudal2gen.swiglu, (x, weight), f"aux+{GATED}")]
     for function, tensors, fusion in calls:
-        own = [typed(device, dtype, *tensor.shape).copy_(tensor).requires_grad_() for tensor in tensors]
+        own = [draw_normal_of(device, dtype, *tensor.shape).copy_(tensor).requires_grad_() for tensor in tensors]
         wide = [tensor.detach().double().requires_grad_() for tensor in own]
         z = torch.nn.functional.linear(*wide)
         z1, z3 = epilogues.split_columns(z) if "gate" in fusion else (z, 1)
@@ -402,7 +408,7 @@ def test_kernels_keep_the_sums_for_the_derivative(
         expected.backward(grad.double())
         for tensor, reference in zip(own, wide, strict=True):
             check_close(tensor.grad, reference.grad, float(reference.grad.abs().max()))
-        assert gated.stats()["kernel"][name_of(fusion, dtype)] == 2
+        assert gated_dispatcher.stats()["kernel"][name_of(fusion, dtype)] == 2
     assert len(device.session.launches) == 6
 
 
@@ -419,7 +425,7 @@ def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, dep
 
 
 def test_sums_whose_rows_start_anywhere_are_computed_by_torch(
-    device: EmulatedDevice, gated: dispatch.Dispatcher
+    device: EmulatedDevice, gated_dispatcher: dispatch.Dispatcher
 ) -> None:
     """A kernel that stores any D stores aux only in vectors, so here the plain kernel computes and torch does the
     rest."""
@@ -428,8 +434,8 @@ def test_sums_whose_rows_start_anywhere_are_computed_by_torch(
     d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
     check_close(sums, z, 16)
     check_close(d, z.relu(), 16)
-    assert gated.stats() == {"kernel": {packed.RECORDS["predicated"].name: 1}, "torch": {}}
-    (plan,) = gated.plans.values()
+    assert gated_dispatcher.stats() == {"kernel": {packed.RECORDS["predicated"].name: 1}, "torch": {}}
+    (plan,) = gated_dispatcher.plans.values()
     assert plan.reason.endswith("; bias_n+aux+relu by torch: rows of aux of 83 elements, which no kernel stores")
 
 

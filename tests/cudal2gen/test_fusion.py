@@ -27,10 +27,10 @@ from tests.cudal2gen import faulty
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.paths import FUSED, WIDE_TILE, once, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, direct, fusions
-from tests.draws import drawn
+from tests.draws import draw_part
 
 # Pairs of an activation and the axis of a bias; one in three unless all are run.
-BIASED = drawn([*product(ACTIVATIONS, ("n", "m"))], 3)
+BIASED = draw_part([*product(ACTIVATIONS, ("n", "m"))], 3)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def findings(kernel: Record | Faulty, library: Path, inputs: str, hazards: bool 
 
 
 # tests/cudal2gen/test_validator.py gives verdicts for them.
-EXECUTED = drawn(list(FUSED), 6)
+EXECUTED = draw_part(list(FUSED), 6)
 
 
 @pytest.mark.slow
@@ -246,12 +246,12 @@ def test_a_part_that_is_left_out_is_noticed(fusion: str, part: str) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((2, 32, 64)).astype(np.float16)
     parts = Fusion.model_validate(fusion)
-    drawn = fused.draw(parts, "normal", 32, 32, rng, F16, F32)
+    operands = fused.draw(parts, "normal", 32, 32, rng, F16, F32)
     order = [[range(64)]]
-    product = fused.FusedProduct("f32", parts, "normal", a, b, drawn, order, F32)
+    product = fused.FusedProduct("f32", parts, "normal", a, b, operands, order, F32)
     right = product.compare(product.reference().result.astype(np.float32))
     assert right.findings == []
-    without = drawn._replace(**{part: 1.0 if part == "alpha" else np.zeros_like(getattr(drawn, part))})
+    without = operands._replace(**{part: 1.0 if part == "alpha" else np.zeros_like(getattr(operands, part))})
     wrong = replace(product, operands=without).reference().result.astype(np.float32)
     assert product.compare(wrong).wrong > 512
 
@@ -268,15 +268,15 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
         parts = Fusion(scale=True, bias=bias, residual=True, activation=activation)
         rng, order = np.random.default_rng(3), [[range(0, 8), range(8, 16)]]
         a, b = operands(inputs, 24, 40, 16, rng, F16)
-        drawn = fused.draw(parts, inputs, 24, 40, rng, F16, F16)
-        product = fused.FusedProduct(acc, parts, inputs, a, b, drawn, order, F16)
+        extra = fused.draw(parts, inputs, 24, 40, rng, F16, F16)
+        product = fused.FusedProduct(acc, parts, inputs, a, b, extra, order, F16)
         d = product.reference().result.astype(np.float16)
         d[5, 7], d[20, 3] = 300.0, np.inf
         answers = []
         for chunk in (1 << 27, 200):
             monkeypatch.setattr(fused, "CHUNK", chunk)
             for arrays in (np.asarray, torch.from_numpy):
-                read = fused.FusedOperands(arrays(drawn.bias), arrays(drawn.c))
+                read = fused.FusedOperands(arrays(extra.bias), arrays(extra.c))
                 answers.append(replace(product, a=arrays(a), b=arrays(b), operands=read).compare(arrays(d)))
         first, *others = answers
         assert first.wrong in (1, 2)

@@ -10,7 +10,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
 from kernelproof import sass
 from tests.cudal2gen.strategies import multistage, wgmma
-from tests.draws import drawn
+from tests.draws import draw_part
 
 # The problem of all tiles.
 SIZE = {"acc": "f32", "m": 4096, "n": 4096, "k": 4096}
@@ -38,7 +38,7 @@ def with_fusion(tile: str, fusion: str) -> Record:
 
 
 # One in three tiles, unless all are compiled.
-COMPILED = drawn(list(TILES), 3)
+COMPILED = draw_part(list(TILES), 3)
 BUILT_AHEAD = [with_fusion(tile, fusion) for tile in COMPILED for fusion in ("none", *MOST, *UNSPILLED[tile])]
 
 

@@ -27,7 +27,7 @@ from cudal2gen.operators import shapes
 from cudal2gen.tuner import campaign, ray_executor
 from kernelproof.ground import toolchain
 from kernelproof.ground.toolchain import ToolchainError
-from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run
+from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run_in_process
 
 # The verbs with their functions, and all fields of records.
 VERBS = {command.name: command.callback for command in cli.app.registered_commands}
@@ -197,4 +197,4 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 @examples(150)
 def test_whatever_is_typed_ends_in_a_documented_way(vector: list[str], workplace: Path, desk: Path) -> None:
     shutil.copy(desk / "kernels.jsonl", "kernels.jsonl")
-    check_outcome(run(*vector))
+    check_outcome(run_in_process(*vector))

@@ -29,7 +29,7 @@ from cudal2gen.tuner.language_model.transcript import Exchange
 from kernelproof.ground.errors import SkippedLine, WrongInput
 from kernelproof.ground.version import __version__
 from tests.cudal2gen import measured
-from tests.cudal2gen.fuzzed import ANYTHING, VALUES, damaged, examples, limited, mutated, refusal
+from tests.cudal2gen.fuzzed import ANYTHING, VALUES, damage, examples, limit_time, mutate_lines, refusal
 
 # The lines of the shipped catalog, a few of them, and a line of a list of problems.
 LINES = (places.shipped("configs") / "kernels.jsonl").read_text().splitlines()
@@ -39,7 +39,7 @@ PROBLEMS = [json.dumps(PROBLEM.model_dump() | {"count": 3, "op": "aten.mm"})]
 
 
 @pytest.mark.slow
-@given(line=mutated(RECORDS) | ANYTHING)
+@given(line=mutate_lines(RECORDS) | ANYTHING)
 @examples(500)
 def test_lines_of_a_catalog(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
@@ -54,7 +54,7 @@ def test_lines_of_a_catalog(line: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@given(line=mutated(PROBLEMS) | ANYTHING)
+@given(line=mutate_lines(PROBLEMS) | ANYTHING)
 @examples(200)
 def test_lists_of_problems(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "list.jsonl"
@@ -81,12 +81,14 @@ STORED = [
 
 
 @pytest.mark.slow
-@given(lines=st.lists(mutated(STORED) | ANYTHING | st.sampled_from([line.encode() for line in STORED]), max_size=4))
+@given(
+    lines=st.lists(mutate_lines(STORED) | ANYTHING | st.sampled_from([line.encode() for line in STORED]), max_size=4)
+)
 @examples(300)
 def test_stores(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    with warnings.catch_warnings(record=True) as skipped, limited():
+    with warnings.catch_warnings(record=True) as skipped, limit_time():
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # of other tests' garbage
         for verdict in results.latest(path).values():
@@ -121,7 +123,7 @@ EXCHANGE = Exchange(
 
 
 @pytest.mark.slow
-@given(line=mutated([EXCHANGE]) | ANYTHING)
+@given(line=mutate_lines([EXCHANGE]) | ANYTHING)
 @examples(100)
 def test_transcripts(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
@@ -136,7 +138,7 @@ NOTES = (
 )
 
 
-@given(content=damaged(NOTES) | st.binary(max_size=60))
+@given(content=damage(NOTES) | st.binary(max_size=60))
 @examples(100)
 def test_notes(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
@@ -159,7 +161,7 @@ def table() -> dict[str, Any]:
     return {"gpu": "a100", "bandwidth_bytes_us": 1e6, "kernels": spelled, "rows": rows}
 
 
-def signed(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
+def write_signed_pack(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
     """Writes a pack's folder with these contents and right digests."""
     folder.mkdir(exist_ok=True)
     (folder / "table.json").write_bytes(table)
@@ -185,12 +187,12 @@ def machine() -> dict[str, Any]:
 
 
 def test_the_pack_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
-    query_pack(signed(tmp_path / "pack", json.dumps(table()).encode(), machine()))
+    query_pack(write_signed_pack(tmp_path / "pack", json.dumps(table()).encode(), machine()))
 
 
 @pytest.mark.parametrize("name", [*machine(), "files"])
 def test_a_signed_pack_without_a_fact_is_refused(name: str, tmp_path: Path) -> None:
-    folder = signed(tmp_path / "pack", b"{}", machine())
+    folder = write_signed_pack(tmp_path / "pack", b"{}", machine())
     facts = json.loads((folder / "pack.json").read_text())
     for left_out in (name, "sha256"):
         del facts[left_out]
@@ -217,20 +219,20 @@ def test_a_signed_pack_without_a_fact_is_refused(name: str, tmp_path: Path) -> N
 def test_a_signed_table_is_checked(place: str, name: str, value: object, message: str, tmp_path: Path) -> None:
     values = table()
     {"kernel": values["kernels"][0]["record"], "row": values["rows"][0], "table": values}[place][name] = value
-    folder = signed(tmp_path / "pack", json.dumps(values).encode(), machine())
+    folder = write_signed_pack(tmp_path / "pack", json.dumps(values).encode(), machine())
     with pytest.raises(WrongInput, match=f"{folder / 'table.json'}: .*{message}"):
         query_pack(folder)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../pack/table.json", "a\0b", "", "kernels/../../x"])
 def test_a_pack_reads_no_file_elsewhere(name: str, tmp_path: Path) -> None:
-    folder = signed(tmp_path / "pack", b"{}", machine() | {"files": {name: "0" * 64}})
-    with limited(), pytest.raises(pack.PackError, match="is no file of a pack"):
+    folder = write_signed_pack(tmp_path / "pack", b"{}", machine() | {"files": {name: "0" * 64}})
+    with limit_time(), pytest.raises(pack.PackError, match="is no file of a pack"):
         pack.open_pack(folder)
 
 
 @st.composite
-def altered(draw: st.DrawFn) -> Callable[[Path], Path]:
+def draw_alteration(draw: st.DrawFn) -> Callable[[Path], Path]:
     """Draws a function that writes a pack with replaced values in its table or facts and new digests, or with a flipped
     bit."""
     values, facts = table(), machine()
@@ -240,12 +242,12 @@ def altered(draw: st.DrawFn) -> Callable[[Path], Path]:
         place[name] = draw(VALUES)
     text = json.dumps(values).encode()
     if where == "text":
-        text = draw(damaged(text) | ANYTHING)
+        text = draw(damage(text) | ANYTHING)
     at, bit = draw(st.integers(0, 10**4)), draw(st.integers(0, 7))
     name = draw(st.sampled_from(["pack.json", "table.json"]))
 
     def write(folder: Path) -> Path:
-        signed(folder, text, facts)
+        write_signed_pack(folder, text, facts)
         if where == "bit":
             content = bytearray((folder / name).read_bytes())
             content[at % len(content)] ^= 1 << bit
@@ -256,7 +258,7 @@ def altered(draw: st.DrawFn) -> Callable[[Path], Path]:
 
 
 @pytest.mark.slow
-@given(write=altered())
+@given(write=draw_alteration())
 @examples(300)
 def test_packs(write: Callable[[Path], Path], tmp_path: Path) -> None:
     folder = tmp_path / "pack"

@@ -37,7 +37,7 @@ def stores_rests(record: Record) -> bool:
     return False
 
 
-def graded(record: Record, text: str) -> Verdict:
+def grade(record: Record, text: str) -> Verdict:
     """The grader's verdict on a CUDA text with a record's launch, for all shapes of the launch's description but the
     first, and no drawn ones."""
     device = {"h200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120a"}.get(record.gpu, "sm_80")
@@ -52,7 +52,7 @@ def graded(record: Record, text: str) -> Verdict:
 @pytest.mark.parametrize("family", [name for name, family in kernel.FAMILIES.items() if not family.TEXTUAL])
 def test_rendered_kernels_are_right(family: str) -> None:
     record = smallest(family)
-    verdict = graded(record, render(record))
+    verdict = grade(record, render(record))
     assert verdict.right, str(verdict)
     assert verdict.kernels[0].mma_flops >= 2 * record.launch.bm * record.launch.bn * record.k
 
@@ -83,7 +83,7 @@ def test_launches_with_a_workspace_or_slices_are_described(name: str) -> None:
     assert {"stream_k": 1, "workspace": "workspace", "zsplit": "zsplit", "split_k": record.split_k}[
         name
     ] in facts.values()
-    verdict = graded(record, render(record))
+    verdict = grade(record, render(record))
     assert verdict.right, str(verdict)
 
 

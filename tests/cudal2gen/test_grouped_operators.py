@@ -134,7 +134,7 @@ def test_strides_that_torchs_own_grouped_product_refuses() -> None:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack with a plain kernel, and with grouped ones for layouts tn and nn."""
     table = packed.table([packed.RECORDS["predicated"], *RECORDS])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))

@@ -278,11 +278,11 @@ def test_another_card_computes_by_kernels_on_request(products: ModuleType, monke
 def test_an_opening_that_fails_is_tried_once(products: ModuleType, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def failing(runtime: str | None) -> None:
+    def fail(runtime: str | None) -> None:
         tries.append(runtime)
         raise OSError("libcudal2gen.so: cannot open shared object file")
 
-    monkeypatch.setattr(products.library, "Library", failing)
+    monkeypatch.setattr(products.library, "Library", fail)
     products.operators._plans.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

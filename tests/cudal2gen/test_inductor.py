@@ -32,7 +32,7 @@ def available() -> bool:
 
 
 @pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def offer_to_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """``offer``, in a process whose caches are empty."""
     from torch._inductor import config
 
@@ -70,13 +70,13 @@ def graph_of(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[str]
     return run_and_get_code(torch.compile(function, fullgraph=True), *inputs)  # type: ignore[no-any-return]
 
 
-def test_mm_has_our_kernel_as_a_choice(offered: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mm_has_our_kernel_as_a_choice(offer_to_inductor: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     fast = FastPlans()
     monkeypatch.setattr(inductor, "_plan", fast)
-    offered()
-    offered()
+    offer_to_inductor()
+    offer_to_inductor()
     assert config.external_matmul == [inductor.cudal2gen_mm]
     a, b = torch.randn(64, 512).bfloat16(), torch.randn(512, 96).bfloat16()
     with config.patch(max_autotune_gemm_backends="TRITON"):  # on a CPU no Triton kernel can be chosen
@@ -87,24 +87,26 @@ def test_mm_has_our_kernel_as_a_choice(offered: Callable[..., None], monkeypatch
     assert fast.rows
 
 
-def test_code_from_inductors_cache_finds_the_kernel(offered: Callable[..., None]) -> None:
+def test_code_from_inductors_cache_finds_the_kernel(offer_to_inductor: Callable[..., None]) -> None:
     """If nothing is compiled anew, the generated code itself has to register the kernel."""
     from torch._inductor.kernel.mm import lazy_register_extern_choice
     from torch._inductor.select_algorithm import extern_kernels
 
     vars(extern_kernels).pop("cudal2gen_mm", None)
     lazy_register_extern_choice.cache_clear()
-    offered()
+    offer_to_inductor()
     assert extern_kernels.cudal2gen_mm is inductor.cudal2gen_mm
 
 
-def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_is_timed_by_ranges_of_rows(
+    offer_to_inductor: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._inductor.kernel import custom_op
 
     monkeypatch.setattr(custom_op, "DEFAULT_RANGE_UPPER_BOUND", 2048)
     fast = FastPlans()
     monkeypatch.setattr(inductor, "_plan", fast)
-    offered(split_points=[4])
+    offer_to_inductor(split_points=[4])
     weight = torch.randn(1024, 1024).bfloat16()
     compiled = torch.compile(lambda x: cudal2gen.linear(x, weight), fullgraph=True, dynamic=True)
     x = torch.randn(1000, 1024).bfloat16()
@@ -114,8 +116,8 @@ def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeyp
     assert fast.rows[-1] == 1000, "the chosen kernel ran with all rows"
 
 
-def test_what_no_kernel_takes_is_computed_by_torch(offered: Callable[..., None]) -> None:
-    offered()
+def test_what_no_kernel_takes_is_computed_by_torch(offer_to_inductor: Callable[..., None]) -> None:
+    offer_to_inductor()
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(6, 16).to(dtype), torch.randn(16, 4).to(dtype)
         out = torch.empty(6, 4, dtype=dtype)
@@ -129,8 +131,8 @@ def test_what_no_kernel_takes_is_computed_by_torch(offered: Callable[..., None])
         torch.ops.cudal2gen.offered_linear(x, weight.bfloat16(), bias)
 
 
-def test_kernels_are_offered_without_a_measurement(offered: Callable[..., None], tmp_path: Path) -> None:
-    offered()
+def test_kernels_are_offered_without_a_measurement(offer_to_inductor: Callable[..., None], tmp_path: Path) -> None:
+    offer_to_inductor()
     opened = pack.open_pack(packed.folder(packed.table(list(packed.RECORDS.values())), tmp_path / "a100"))
     with (
         EmulatedDevice(packed.RECORDS["predicated"]) as device,
@@ -150,10 +152,10 @@ def test_kernels_are_offered_without_a_measurement(offered: Callable[..., None],
         )
 
 
-def test_wrong_split_points_are_refused(offered: Callable[..., None]) -> None:
+def test_wrong_split_points_are_refused(offer_to_inductor: Callable[..., None]) -> None:
     for points in ([64, 16], [0, 4], [4, 4]):
         with pytest.raises(WrongInput, match="must be positive and ascending"):
-            offered(split_points=points)
+            offer_to_inductor(split_points=points)
 
 
 def test_a_torch_without_the_interface_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

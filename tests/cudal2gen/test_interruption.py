@@ -17,10 +17,10 @@ from cudal2gen.generation import catalog, compiler
 from kernelproof import emulator
 from kernelproof.ground.command_line import signals
 from tests import processes
-from tests.cudal2gen.chat_server import limits, proposes, serving
+from tests.cudal2gen.chat_server import limits, proposes, serve_script
 from tests.cudal2gen.paths import small
 from tests.packages import require
-from tests.processes import until
+from tests.processes import wait_until
 
 # The variable by which commands use a stand-in for the GPU.
 REHEARSAL = {"CUDAL2GEN_GPU": "tests.cudal2gen.rehearsal:H200"}
@@ -45,7 +45,7 @@ class Place:
 
     def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Starts a command with these variables."""
-        environment = processes.marked(self.mark) | self._variables | (variables or {})
+        environment = processes.marked_environment(self.mark) | self._variables | (variables or {})
         command = [sys.executable, "-m", "cudal2gen", *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -59,7 +59,7 @@ class Place:
         stderr."""
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
-        until(lambda: not processes.alive(self.mark), processes.END_S)
+        wait_until(lambda: not processes.living_processes(self.mark), processes.END_S)
         _, errors = process.communicate(timeout=processes.END_S)
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), errors
         assert "Traceback" not in errors
@@ -76,7 +76,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.slow
 def test_a_terminated_validate_goes_on_where_it_was(place: Place) -> None:
     first = place.start("validate", "--all", "--jobs", "1")
-    until(lambda: place.rows("verdicts"))
+    wait_until(lambda: place.rows("verdicts"))
     errors = place.end(first, signal.SIGTERM)
     stored = place.rows("verdicts")
     assert 0 < stored < len(BUILT_AHEAD)
@@ -89,15 +89,15 @@ def test_a_terminated_validate_goes_on_where_it_was(place: Place) -> None:
 @pytest.mark.slow
 def test_workers_of_a_killed_validate_die(place: Place) -> None:
     process = place.start("validate", "--all", "--jobs", "2")
-    until(lambda: place.rows("verdicts"))
-    assert len(processes.alive(place.mark)) == 3
+    wait_until(lambda: place.rows("verdicts"))
+    assert len(processes.living_processes(place.mark)) == 3
     place.end(process, signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_the_failure_of_its_kernel(place: Place) -> None:
     process = place.start("validate", "--all", "--jobs", "2")
-    until(lambda: processes.workers_of(process.pid))
+    wait_until(lambda: processes.workers_of(process.pid))
     os.kill(processes.workers_of(process.pid)[0], signal.SIGKILL)
     output, errors = process.communicate()
     assert re.fullmatch(
@@ -124,8 +124,10 @@ def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -
     pytest.importorskip("torch")
     arguments = ("--mnk", "64_64_64", "--gpu", "h200", "--acc", "f32", "--proposers", "random")
     process = place.start("--build-dir", str(place.mark / "build"), "tune", *arguments, variables=REHEARSAL)
-    until(lambda: any("process_tree" in line for line in processes.alive(place.mark).values()))
-    assert any("spawn_main" in line for line in processes.alive(place.mark).values()), "a worker process compiles"
+    wait_until(lambda: any("process_tree" in line for line in processes.living_processes(place.mark).values()))
+    assert any("spawn_main" in line for line in processes.living_processes(place.mark).values()), (
+        "a worker process compiles"
+    )
     place.end(process, signal.SIGKILL)
 
 
@@ -136,7 +138,7 @@ def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
     process = place.start(
         "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
     )
-    until(lambda: trials.is_file() and trials.stat().st_size)
+    wait_until(lambda: trials.is_file() and trials.stat().st_size)
     assert f"interrupted: trials are in {trials}; the same command continues from there" in place.end(
         process, signal.SIGINT
     )
@@ -150,13 +152,13 @@ def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(pla
     first, second = (
         proposes(*(("incumbent", {"stages": stages, "c_batch": batch}) for stages in (2, 3))) for batch in (1, 2)
     )
-    with serving(first, limits("600"), second, forever=True) as server:
+    with serve_script(first, limits("600"), second, forever=True) as server:
         arguments = (
             "tune", "--mnk", "64_64_64", "--acc", "f16", "--environment", "model", "--proposers", "llm", "--llm",
             f"scripted@{server.url}", "--evaluations", "4", "--trials", str(trials),
         )  # fmt: skip
         process = place.start(*arguments)
-        until(lambda: transcript.is_file() and "429" in transcript.read_text())
+        wait_until(lambda: transcript.is_file() and "429" in transcript.read_text())
         place.end(process, signal.SIGINT)
         kept = results.trials(trials)
         assert [trial.proposer for trial in kept] == ["llm", "llm"]
@@ -170,7 +172,7 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
     pytest.importorskip("torch")
     arguments = ("--all", "--baselines", "none", "--set", "gpu=h200", "--gpu", "a100")
     process = place.start("bench", *arguments, variables=REHEARSAL)
-    until(lambda: place.rows("measurements") > 1)
+    wait_until(lambda: place.rows("measurements") > 1)
     place.end(process, signal.SIGTERM)
     assert place.rows("measurements") > 1
 
@@ -189,7 +191,7 @@ libc.pthread_mutex_lock(mutex)
 
 @pytest.mark.slow
 def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
-    environment = processes.marked(place.mark)
+    environment = processes.marked_environment(place.mark)
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
@@ -218,7 +220,9 @@ main()
 
 def test_a_signal_while_a_row_is_written_ends_with_its_code(place: Place) -> None:
     command = [sys.executable, "-c", WRITING, "write"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=processes.marked(place.mark))
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=processes.marked_environment(place.mark)
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from cudal2gen.kernel import Record
 from tests.cudal2gen.paths import SWAPPED, TWO_CONSUMERS, ring
-from tests.cudal2gen.test_partial_sum_proofs import Edit, edited
-from tests.cudal2gen.test_proofs import prove_and_recheck, why_refused
+from tests.cudal2gen.test_partial_sum_proofs import Edit, edited_ptx
+from tests.cudal2gen.test_proofs import prove_and_recheck, reason_of_refusal
 
 SHARED: dict[str, Any] = {"stages": 2, "stream_k": True}
 PAIRS = ring(**SHARED, cluster=[1, 2])
@@ -138,11 +138,11 @@ def test_a_kernel_with_a_shared_last_wave_is_certified_and_its_certificate_holds
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
-    assert why_refused(PAIRS, edited(FAULTS[fault], PAIRS))
+    assert reason_of_refusal(PAIRS, edited_ptx(FAULTS[fault], PAIRS))
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
-    assert not why_refused(PAIRS, edited(HARMLESS[change][0], PAIRS))
+    assert not reason_of_refusal(PAIRS, edited_ptx(HARMLESS[change][0], PAIRS))

@@ -33,7 +33,7 @@ def session() -> Iterator[emulator.Session]:
         yield opened
 
 
-def opened(record: catalog.Record, library: Path, options: dict[str, int] | None = None) -> OpenKernel:
+def open_kernel(record: catalog.Record, library: Path, options: dict[str, int] | None = None) -> OpenKernel:
     """A record's kernel, built and opened with these launch options, or with the record's own."""
     directory = compiler.build([record])[0].directory
     return OpenKernel(
@@ -96,7 +96,7 @@ def test_what_a_kernel_cannot_do_is_refused_in_words(
     library: Path,
     session: emulator.Session,
 ) -> None:
-    with opened(small(**changes), library) as kernel, pytest.raises(LaunchError, match=message) as caught:
+    with open_kernel(small(**changes), library) as kernel, pytest.raises(LaunchError, match=message) as caught:
         kernel.launch(**(GOOD | arguments))
     assert caught.value.code == code
     assert session.launches == []
@@ -129,7 +129,7 @@ def test_what_a_hopper_kernel_cannot_do_is_refused_in_words(
     library: Path,
     session: emulator.Session,
 ) -> None:
-    with opened(record, library) as kernel, pytest.raises(LaunchError, match=message) as caught:
+    with open_kernel(record, library) as kernel, pytest.raises(LaunchError, match=message) as caught:
         kernel.launch(**(TMA_GOOD | arguments))
     assert caught.value.code == code
     assert session.launches == []
@@ -137,9 +137,9 @@ def test_what_a_hopper_kernel_cannot_do_is_refused_in_words(
 
 def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.Session) -> None:
     with pytest.raises(LaunchError, match=r"\bswizzle_stride\b"):
-        opened(ring(), library, {"swizzle_stride": 64})
+        open_kernel(ring(), library, {"swizzle_stride": 64})
     with pytest.raises(LaunchError, match=r"^hint_a=3:"):
-        opened(ring(), library, {"hint_a": 3})
+        open_kernel(ring(), library, {"hint_a": 3})
 
 
 # The record, the sizes m, n, k, and the grid.
@@ -175,7 +175,7 @@ def test_hopper_grids_by_hand(
         smem_per_sm_bytes=233472,
         threads_per_sm=record.threads,
     )
-    with emulator.session(memory, device) as session, opened(record, library) as kernel:
+    with emulator.session(memory, device) as session, open_kernel(record, library) as kernel:
         a = memory.upload(np.zeros((m, k), np.float16))
         b = memory.upload(np.zeros((n, k), np.float16))
         d = memory.upload(np.zeros((m, n + 8), np.float16), "output", region=np.s_[:, :n])
@@ -195,7 +195,10 @@ def test_tensor_maps_follow_their_operands(library: Path) -> None:
     """Several threads launch one kernel on different matrices at the same and at other addresses."""
     record, rng = ring(epilogue="tma"), np.random.default_rng(1)
     memory = emulator.Memory()
-    with emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))), opened(record, library) as kernel:
+    with (
+        emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))),
+        open_kernel(record, library) as kernel,
+    ):
         for m, n, k in ((64, 32, 64), (40, 32, 72), (64, 40, 64), (64, 32, 64)):
             a, b = (rng.integers(0, 2, size).astype(np.float16) for size in ((m, k), (n, k)))
             buffers = [memory.upload(a), memory.upload(b), memory.upload(np.zeros((m, n), np.float16), "output")]
@@ -221,7 +224,7 @@ def test_kernels_overlap_as_their_records_say(library: Path, monkeypatch: pytest
         memory = emulator.Memory()
         with (
             emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))),
-            opened(record, library) as kernel,
+            open_kernel(record, library) as kernel,
         ):
             a, b, d = (memory.upload(np.zeros(size, np.float16)).address for size in ((m, k), (n, k), (m, n)))
             workspace = memory.allocate(max(1, kernel.workspace_bytes(m, n, k))).address
@@ -232,9 +235,9 @@ def test_kernels_overlap_as_their_records_say(library: Path, monkeypatch: pytest
 def test_opening_is_refused_in_words(library: Path, session: emulator.Session, tmp_path: Path) -> None:
     record = small(raster="zsplit", swizzle_stride=64)
     with pytest.raises(LaunchError, match=r"\bswizzle_stride\b"):
-        opened(record, library, {})
+        open_kernel(record, library, {})
     with pytest.raises(LaunchError, match=r"\bbm\b"):
-        opened(record, library, {"bm": 1, "swizzle_stride": 64})
+        open_kernel(record, library, {"bm": 1, "swizzle_stride": 64})
     with pytest.raises(LaunchError, match=r"kernel\.launch") as caught:
         OpenKernel(library, tmp_path, {}, emulator.runtime_path())
     assert caught.value.code == NO_FILE
@@ -250,7 +253,7 @@ def test_shared_memory_beyond_the_device_is_refused_when_opened(library: Path) -
         emulator.session(device=emulator.Device(smem_optin_bytes=48 * 1024)),
         pytest.raises(LaunchError, match="65536 bytes"),
     ):
-        opened(small(bm=64, bn=64, stages=4), library)
+        open_kernel(small(bm=64, bn=64, stages=4), library)
 
 
 # Changes of the kernel of 32x32x64 tiles, the sizes m, n, k, and the grid.
@@ -275,7 +278,7 @@ def test_grids_by_hand(
     memory = emulator.Memory()
     # Two SMs that hold six CTAs of 24 KiB and 64 threads each.
     device = emulator.Device(sm_count=2, smem_per_sm_bytes=160 * 1024)
-    with emulator.session(memory, device) as session, opened(small(**changes), library) as kernel:
+    with emulator.session(memory, device) as session, open_kernel(small(**changes), library) as kernel:
         a = memory.upload(np.zeros((m, k), np.float16))
         b = memory.upload(np.zeros((n, k), np.float16))
         d = memory.upload(np.zeros((m, n + 8), np.float16), "output", region=np.s_[:, :n])
@@ -290,10 +293,10 @@ def test_grids_by_hand(
 def test_workspace_is_counters_then_partials(library: Path, session: emulator.Session) -> None:
     """Each tile has a counter of 4 bytes, in 256 or 512 bytes for 6 or 65 tiles, and a partial sum in fp32 for each of
     three slices. A kernel without slices needs nothing."""
-    with opened(small(split_k=3), library) as kernel:
+    with open_kernel(small(split_k=3), library) as kernel:
         assert kernel.workspace_bytes(64, 96, 256) == 256 + 6 * 3 * 32 * 32 * 4
         assert kernel.workspace_bytes(32 * 65, 32, 256) == 512 + 65 * 3 * 32 * 32 * 4
-    with opened(small(), library) as kernel:
+    with open_kernel(small(), library) as kernel:
         assert kernel.workspace_bytes(64, 96, 256) == 0
 
 
@@ -313,7 +316,7 @@ FACTS = [
 ]
 
 
-def refused_by_both(text: str, library: Path, folder: Path) -> tuple[str, str]:
+def errors_of_both(text: str, library: Path, folder: Path) -> tuple[str, str]:
     """The errors of the launcher and of Python for a text of ``kernel.launch``."""
     (folder / "kernel.launch").write_text(text)
     with pytest.raises(LaunchError) as by_launcher:
@@ -334,9 +337,9 @@ def test_a_launch_is_read_as_it_was_written() -> None:
 def test_every_fact_is_read_by_both(convention: str, fact: str, library: Path, tmp_path: Path) -> None:
     lines = BY_CONVENTION[convention].launch.write().splitlines(keepends=True)
     rest = "".join(line for line in lines if not line.startswith(f"{fact}="))
-    for message in refused_by_both(rest, library, tmp_path):
+    for message in errors_of_both(rest, library, tmp_path):
         assert f"fact {fact} is missing" in message
-    for message in refused_by_both("".join(lines) + f"{fact}=0\n", library, tmp_path):
+    for message in errors_of_both("".join(lines) + f"{fact}=0\n", library, tmp_path):
         assert f"fact {fact} appears more than once" in message
 
 
@@ -356,7 +359,7 @@ def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path:
         (text.replace(threads, f"threads={2**31}"), f"threads={2**31}: "),
         (text.replace(f"layout={record.layout}", "layout=mn"), "layout=mn: "),
     ):
-        for refusal in refused_by_both(change, library, tmp_path):
+        for refusal in errors_of_both(change, library, tmp_path):
             assert message in refusal
 
 
@@ -412,7 +415,7 @@ TAKING: list[catalog.Record] = [
 
 
 @pytest.fixture(scope="module")
-def taking(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[OpenKernel]:
+def idle_kernels(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[OpenKernel]:
     """Kernels of ``TAKING`` that are opened on a runtime that launches nothing."""
     kernels = []
     for record in TAKING:
@@ -433,9 +436,11 @@ def drawn_matrix(draw: st.DrawFn, row: int) -> Matrix:
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(data=st.data())
-def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject, taking: list[OpenKernel]) -> None:
+def test_the_launcher_refuses_what_python_says_is_not_taken(
+    data: st.DataObject, idle_kernels: list[OpenKernel]
+) -> None:
     number = data.draw(st.integers(0, len(TAKING) - 1))
-    record, kernel = TAKING[number], taking[number]
+    record, kernel = TAKING[number], idle_kernels[number]
     n = data.draw(st.sampled_from([record.n, record.n - 7] if record.predicated else [record.n]))
     sizes = Sizes(record.bm, n, record.k)
     packed = LaunchOperands.packed(record.layout, sizes)
@@ -469,10 +474,10 @@ def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path)
             OpenKernel(library, tmp_path, {}, emulator.runtime_path())
         assert last_error() == 0
         with pytest.raises(LaunchError, match="65536 bytes"):
-            opened(small(bm=64, bn=64, stages=4), library)
+            open_kernel(small(bm=64, bn=64, stages=4), library)
         assert last_error() == 0
     with emulator.session():
-        kernels = [opened(record, library) for record in (small(), small(split_k=2))]
+        kernels = [open_kernel(record, library) for record in (small(), small(split_k=2))]
     # Without a session there is no device: the launch, the clearing of counters and the unloading fail.
     with pytest.raises(LaunchError) as caught:
         kernels[0].launch(**GOOD)

@@ -134,16 +134,16 @@ def test_c_has_the_layouts_of_python(tmp_path: Path) -> None:
     handle, answer = ctypes.c_void_p(), Answer()
     assert api.cudal2gen_pack_open(os.fsencode(folder), os.fsencode(runtime), ctypes.byref(handle)) == 0
 
-    def asked(layout: int, lda: int = 0) -> int:
+    def code_of_layout(layout: int, lda: int = 0) -> int:
         question = PosedInC(1, layout, 64, 40, 101, 1)
         if not lda:
             return int(api.cudal2gen_query(handle, ctypes.byref(question), ctypes.byref(answer)))
         words = (ctypes.byref(question), 1 << 20, lda, 1 << 21, 40, 1 << 22, 40, None, None)
         return int(api.cudal2gen_matmul(handle, *words))
 
-    assert [asked(LAYOUTS.index(layout)) for layout in LAYOUTS] == [-1, -1, 0, -1]
-    assert asked(len(LAYOUTS)) == 1
-    assert (asked(LAYOUTS.index("nt"), 64), asked(LAYOUTS.index("nt"), 56)) == (0, 1), (
+    assert [code_of_layout(LAYOUTS.index(layout)) for layout in LAYOUTS] == [-1, -1, 0, -1]
+    assert code_of_layout(len(LAYOUTS)) == 1
+    assert (code_of_layout(LAYOUTS.index("nt"), 64), code_of_layout(LAYOUTS.index("nt"), 56)) == (0, 1), (
         "a row of A has m elements, not k"
     )
     assert api.cudal2gen_pack_close(handle) == 0

@@ -20,24 +20,24 @@ from cudal2gen.kernel.problem import Layout
 from cudal2gen.results import Verdict
 from kernelproof.ground import toolchain
 from tests.cpu_times import cpu_seconds
-from tests.draws import THOROUGH, drawn
+from tests.draws import THOROUGH, draw_part
 
 pytestmark = pytest.mark.slow
 
-SHARE, HOPPER_SHARE = 80, 36  # one kernel is drawn of so many for the A100, and of so many for the H200
+A100_STEP, H200_STEP = 80, 36  # of the kernels for the A100 every 80th is drawn, and of those for the H200 every 36th
 VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # the compilers of the stored verdicts
 
 
 @pytest.fixture(scope="module")
-def catalogued() -> list[catalog.Record]:
+def catalog_records() -> list[catalog.Record]:
     """All records of the checkout's catalog."""
     return catalog.load(places.shipped("configs") / "kernels.jsonl")
 
 
 @pytest.fixture(scope="module")
-def records(catalogued: list[catalog.Record]) -> list[catalog.Record]:
+def records(catalog_records: list[catalog.Record]) -> list[catalog.Record]:
     """The catalog's records for an A100 that sum in fp16, in layout tn."""
-    return [record for record in catalogued if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")]
+    return [record for record in catalog_records if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")]
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,15 @@ def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     return tmp_path_factory.mktemp("kernels") if THOROUGH else None
 
 
-def by_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record]:
+def one_record_per_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record]:
     """One record for each distinct source text, sorted by digest (as good as random), and of these every ``step``-th;
     all of them in ``make thorough``."""
     tools = toolchain.discover()
-    distinct = {compiler.job(record, tools).digest: record for record in by_name(records)}
-    return [distinct[digest] for digest in drawn(sorted(distinct), step)]
+    distinct = {compiler.job(record, tools).digest: record for record in one_record_per_binary(records)}
+    return [distinct[digest] for digest in draw_part(sorted(distinct), step)]
 
 
-def by_name(records: Iterable[catalog.Record]) -> list[catalog.Record]:
+def one_record_per_binary(records: Iterable[catalog.Record]) -> list[catalog.Record]:
     """Drops records that would give the same binary: all but the last with an equal name, architecture and launch.
 
     Equal names have equal texts, as tests/cudal2gen/test_renderer.py shows.
@@ -72,7 +72,7 @@ def test_a_thousand_records_render_in_seconds(records: list[catalog.Record]) -> 
 
 
 def test_ampere_kernels_compile_without_spills(records: list[catalog.Record], build_dir: Path | None) -> None:
-    built = by_text(records, SHARE)
+    built = one_record_per_text(records, A100_STEP)
     started = cpu_seconds()
     artifacts = compiler.build(built, build_dir=build_dir)
     seconds = cpu_seconds() - started
@@ -89,13 +89,13 @@ def test_ampere_kernels_compile_without_spills(records: list[catalog.Record], bu
     assert seconds < 2 * 8 * 60, "the limit is eight minutes on two cores"
 
 
-def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Record], checkout: Path) -> None:
+def test_every_record_has_a_verdict_that_it_is_right(catalog_records: list[catalog.Record], checkout: Path) -> None:
     """The verdict must be about the present text, flags and versions. ``cudal2gen validate --changed`` adds missing
     ones."""
     tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
     wrong = []
-    for record in by_name(catalogued):
+    for record in one_record_per_binary(catalog_records):
         verdict = verdicts.get((compiler.job(record, tools).digest, "emulator"))
         if verdict is None or not verdict.passed:
             wrong.append(f"{record.gpu} {record.acc} {record.mnk}")
@@ -103,21 +103,23 @@ def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Re
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("gpu", "layout"), drawn([("h200", "tn"), ("h200", "nn"), ("a100", "nn"), ("a100", "tn")], 4))
+@pytest.mark.parametrize(
+    ("gpu", "layout"), draw_part([("h200", "tn"), ("h200", "nn"), ("a100", "nn"), ("a100", "tn")], 4)
+)
 def test_kernels_of_bf16_have_verdicts(checkout: Path, gpu: str, layout: Layout) -> None:
     """The catalog has these kernels for fp16 only. ``cudal2gen validate --all --changed --ab bf16 --gpu h200 --layout
     tn`` adds missing verdicts."""
     tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
     records = catalog.library(gpu, "f32", layout, ab="bf16", d="same")
-    digests = {compiler.job(record, tools).digest: record.problem.title for record in by_name(records)}
+    digests = {compiler.job(record, tools).digest: record.problem.title for record in one_record_per_binary(records)}
     assert len(digests) > 80
     assert [title for digest, title in digests.items() if (digest, "emulator") not in verdicts] == []
     assert all(verdicts[digest, "emulator"].passed for digest in digests)
 
 
 def test_ampere_kernels_are_executed_anew(records: list[catalog.Record], build_dir: Path | None) -> None:
-    executed = by_text(records, SHARE)[::2]
+    executed = one_record_per_text(records, A100_STEP)[::2]
     work = list(zip(executed, compiler.build(executed, build_dir=build_dir), strict=True))
     started = cpu_seconds()
     launcher = compiler.launcher(build_dir=build_dir)
@@ -131,12 +133,14 @@ def test_ampere_kernels_are_executed_anew(records: list[catalog.Record], build_d
 
 
 @pytest.mark.thorough
-def test_hopper_kernels_compile_without_a_finding(catalogued: list[catalog.Record], build_dir: Path | None) -> None:
+def test_hopper_kernels_compile_without_a_finding(
+    catalog_records: list[catalog.Record], build_dir: Path | None
+) -> None:
     """A spill or a wgmma that ptxas serialises is a finding. This test only compiles; other tests execute a set of
     kernels that covers every code path."""
-    records = [record for record in catalogued if record.gpu == "h200"]
+    records = [record for record in catalog_records if record.gpu == "h200"]
     assert len(records) == 2057
-    built = by_text(records, HOPPER_SHARE)
+    built = one_record_per_text(records, H200_STEP)
     started = cpu_seconds()
     artifacts = compiler.build(built, build_dir=build_dir)
     seconds = cpu_seconds() - started

@@ -18,13 +18,13 @@ from tests.cudal2gen.asking import (
     document,
     incumbent,
     llm_proposer,
-    measured_trials,
+    measure_trials,
     question,
 )
 from tests.cudal2gen.chat_server import (
     proposes,
     says,
-    serving,
+    serve_script,
 )  # fmt: skip
 from tests.packages import require
 
@@ -32,7 +32,7 @@ require("openai")
 
 
 def test_changes_become_records_that_the_rules_let_pass() -> None:
-    with serving(
+    with serve_script(
         proposes(("incumbent", {"stages": 3}), ("incumbent", {"cluster": [2, 1], "hint_b": "last"}))
     ) as server:
         proposer = llm_proposer(server)
@@ -53,7 +53,7 @@ def test_changes_become_records_that_the_rules_let_pass() -> None:
 
 
 def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
-    with serving(proposes(("incumbent", {"stages": 6}))) as server:
+    with serve_script(proposes(("incumbent", {"stages": 6}))) as server:
         (item,) = llm_proposer(server).propose(question(), 1)
     assert len(server.requests) == 1, "other fields are moved without another exchange"
     assert item.record is not None
@@ -66,7 +66,7 @@ def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:
 
 
 def test_what_breaks_a_rule_is_returned_with_the_rule_and_corrected() -> None:
-    with serving(
+    with serve_script(
         proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})),
         proposes(("incumbent", {"stages": 2})),
     ) as server:
@@ -81,7 +81,7 @@ def test_what_breaks_a_rule_is_returned_with_the_rule_and_corrected() -> None:
 
 @pytest.mark.slow
 def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> None:
-    with serving(proposes(("incumbent", {"stages": 12, "bn": 256})), forever=True) as server:
+    with serve_script(proposes(("incumbent", {"stages": 12, "bn": 256})), forever=True) as server:
         warnings: list[str] = []
         proposer = llm_proposer(server, warnings)
         (item,) = proposer.propose(question(), 8)
@@ -111,7 +111,7 @@ def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> 
     ],
 )
 def test_nothing_but_the_fields_of_a_record_can_be_changed(changes: dict[str, Any], rule: str) -> None:
-    with serving(proposes(("incumbent", changes)), forever=True) as server:
+    with serve_script(proposes(("incumbent", changes)), forever=True) as server:
         (item,) = llm_proposer(server).propose(question(), 1)
     assert item.record is None
     assert rule in item.violation
@@ -134,13 +134,13 @@ def test_what_could_not_be_stored_is_no_proposal(value: str) -> None:
     value = f'"{value}"' if value.startswith("\\") else value
     # A legal idea follows the one with this value.
     ideas = '{"base": "incumbent", "changes": {"stages": %s}}, {"base": "incumbent", "changes": {"stages": 3}}'
-    with serving(says('{"proposals": [%s]}' % (ideas % value))) as server:
+    with serve_script(says('{"proposals": [%s]}' % (ideas % value))) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None
 
 
 def test_repetitions_are_left_out_by_what_is_launched() -> None:
-    (trial,) = measured_trials({"stages": 3})
+    (trial,) = measure_trials({"stages": 3})
     unchanged = {"hint_a": "normal"}
     ideas = [
         ("incumbent", {"stages": 3}),
@@ -148,7 +148,7 @@ def test_repetitions_are_left_out_by_what_is_launched() -> None:
         ("incumbent", {"stages": 2}),
         ("best1", {"stages": 2}),
     ]
-    with serving(proposes(*ideas)) as server:
+    with serve_script(proposes(*ideas)) as server:
         proposals = llm_proposer(server).propose(question((trial,)), 8)
     assert [item.record and item.record.stages for item in proposals] == [2]  # type: ignore[union-attr]
     assert len(server.requests) == 1, "for one repetition among good proposals, the model is not asked again"
@@ -156,13 +156,15 @@ def test_repetitions_are_left_out_by_what_is_launched() -> None:
 
 def test_what_was_proposed_and_is_no_trial_is_shown_and_not_proposed_again() -> None:
     answers = [("incumbent", {"stages": 3}), ("incumbent", {"stages": 2}), ("incumbent", {"raster_group": 2})]
-    with serving(proposes(*answers[:2]), proposes(*answers), proposes(("incumbent", {"raster_group": 4}))) as server:
+    with serve_script(
+        proposes(*answers[:2]), proposes(*answers), proposes(("incumbent", {"raster_group": 4}))
+    ) as server:
         proposer = llm_proposer(server)
         assert len(proposer.propose(question(), 8)) == 2
         (item,) = proposer.propose(question(), 8)
         assert item.record is not None
         assert space.differing(incumbent(), item.record) == {"raster_group": (8, 2)}
-        proposer.propose(question(measured_trials({"stages": 3}, {"stages": 2}, {"raster_group": 2})), 1)
+        proposer.propose(question(measure_trials({"stages": 3}, {"stages": 2}, {"raster_group": 2})), 1)
     waiting = [document(request)["proposed, not measured yet"] for request in server.requests[:3]]
     differs = "differs from incumbent in"
     assert waiting[:2] == [[], [{differs: {"stages": 3}}, {differs: {"stages": 2}}]]
@@ -170,7 +172,7 @@ def test_what_was_proposed_and_is_no_trial_is_shown_and_not_proposed_again() -> 
 
 
 def test_nothing_but_repetitions_is_worth_asking_again() -> None:
-    with serving(proposes(("incumbent", {})), proposes(("incumbent", {"stages": 2}))) as server:
+    with serve_script(proposes(("incumbent", {})), proposes(("incumbent", {"stages": 2}))) as server:
         (item,) = llm_proposer(server).propose(question(), 1)
     assert item.record is not None
     assert "was tried or proposed already" in server.requests[1]["messages"][3]["content"]
@@ -178,7 +180,7 @@ def test_nothing_but_repetitions_is_worth_asking_again() -> None:
 
 def test_no_more_than_asked_for() -> None:
     ideas = [("incumbent", {"stages": stages, "raster_group": group}) for group in range(1, 60) for stages in (2, 3, 4)]
-    with serving(proposes(*ideas)) as server:
+    with serve_script(proposes(*ideas)) as server:
         assert len(llm_proposer(server).propose(question(), 5)) == 5
 
 
@@ -192,7 +194,7 @@ def test_no_more_than_asked_for() -> None:
     ],
 )
 def test_good_proposals_are_found_among_nonsense(text: str) -> None:
-    with serving(says(text)) as server:
+    with serve_script(says(text)) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None
     assert len(server.requests) == 1
@@ -203,7 +205,7 @@ def test_good_proposals_are_found_among_nonsense(text: str) -> None:
     ["", "no idea", "{", "[1]", '{"proposals": 3}', "[" * 100_000, '{"proposals":' * 3000, "9" * 10_000, "{" * 50],
 )
 def test_an_answer_that_is_no_json_is_told_so_and_asked_for_again(text: str) -> None:
-    with serving(says(text), says(GOOD)) as server:
+    with serve_script(says(text), says(GOOD)) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None
     assert "not the JSON object asked for" in server.requests[1]["messages"][3]["content"]
@@ -211,7 +213,7 @@ def test_an_answer_that_is_no_json_is_told_so_and_asked_for_again(text: str) -> 
 
 def test_nonsense_for_ever_costs_three_exchanges_and_is_said_once() -> None:
     warnings: list[str] = []
-    with serving(says("no idea"), forever=True) as server:
+    with serve_script(says("no idea"), forever=True) as server:
         assert llm_proposer(server, warnings).propose(question(), 8) == []
         assert len(server.requests) == 3
     (line,) = warnings
@@ -219,7 +221,7 @@ def test_nonsense_for_ever_costs_three_exchanges_and_is_said_once() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_asked_for_shorter() -> None:
-    with serving(says(GOOD[:30], finish="length"), says(GOOD)) as server:
+    with serve_script(says(GOOD[:30], finish="length"), says(GOOD)) as server:
         assert len(llm_proposer(server).propose(question(), 8)) == 1
     assert "cut off before its end" in server.requests[1]["messages"][3]["content"]
 
@@ -227,7 +229,7 @@ def test_an_answer_that_was_cut_off_is_asked_for_shorter() -> None:
 @pytest.mark.parametrize("step", [says(None, refusal="I will not"), says("", finish="content_filter")])
 def test_a_refusal_is_said_and_not_argued_with(step: Any) -> None:
     warnings: list[str] = []
-    with serving(step) as server:
+    with serve_script(step) as server:
         assert llm_proposer(server, warnings).propose(question(), 8) == []
     assert len(warnings) == 1
     assert warnings[0].startswith("proposer llm: the model refused: ")
@@ -243,13 +245,13 @@ def test_a_refusal_is_said_and_not_argued_with(step: Any) -> None:
     ],
 )
 def test_answers_of_models_that_reason_or_call(step: Any) -> None:
-    with serving(step()) as server:
+    with serve_script(step()) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None
     assert item.record.stages == 3
 
 
 def test_an_answer_that_was_cut_off_while_reasoning_is_asked_for_shorter_reasoning() -> None:
-    with serving(says(None, finish="length", reasoning_content="on and on"), says(GOOD)) as server:
+    with serve_script(says(None, finish="length", reasoning_content="on and on"), says(GOOD)) as server:
         assert len(llm_proposer(server).propose(question(), 8)) == 1
     assert "cut off while reasoning" in server.requests[1]["messages"][3]["content"]

@@ -13,7 +13,7 @@ from cudal2gen.cli import tuner_settings
 from cudal2gen.tuner.language_model import chat
 from kernelproof.ground.errors import WrongInput
 from tests.cudal2gen.asking import KEY
-from tests.cudal2gen.chat_server import proposes, serving
+from tests.cudal2gen.chat_server import proposes, serve_script
 from tests.cudal2gen.test_cli import error, own_catalog, run
 from tests.packages import require
 
@@ -25,7 +25,7 @@ require("openai")
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--evaluations", "6", "--mnk", "256_2048_64")
 
 
-def written(folder: Path, **llm: str | float) -> str:
+def settings_file(folder: Path, **llm: str | float) -> str:
     """Writes a settings file with these settings of the language model."""
     path = folder / "settings.toml"
     path.write_text("[llm]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in llm.items()))
@@ -38,8 +38,8 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(build), "CUDAL2GEN_RESULTS": str(tmp_path), "OUR_KEY": KEY}
     base = ("tune", *MODELLED, "--proposers", "llm,random")
     ideas = [("incumbent", {"raster_group": group}) for group in (1, 2)]
-    with serving(proposes(*ideas), forever=True) as server:
-        settings = written(
+    with serve_script(proposes(*ideas), forever=True) as server:
+        settings = settings_file(
             tmp_path, key="OUR_KEY", price_in=1, price_out=2, temperature=0.3, max_tokens=99, token_budget=99999,
             transcript=str(transcript),
         )  # fmt: skip
@@ -53,7 +53,7 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     assert KEY not in transcript.read_text()
     first = results.trials(tmp_path / "a.jsonl")
     assert {trial.proposer for trial in first} == {"llm", "random"}
-    settings = written(tmp_path, replay=str(transcript))
+    settings = settings_file(tmp_path, replay=str(transcript))
     replayed = run(*base, "--settings", settings, "--trials", str(tmp_path / "b.jsonl"), env=env)
     assert replayed.returncode == 0, replayed
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
@@ -87,8 +87,8 @@ def test_a_spent_budget_ends_a_search_of_the_model_alone_and_its_answers_are_exp
     trials, folder = tmp_path / "a.jsonl", tmp_path / "data"
     base = ["tune", *MODELLED, "--trials", str(trials)]
     ideas = [("incumbent", {"bm": 64}), ("incumbent", {"bm": 64, "pdl": False})]
-    with serving(proposes(*ideas), forever=True) as server:
-        settings = written(tmp_path, token_budget=5000)
+    with serve_script(proposes(*ideas), forever=True) as server:
+        settings = settings_file(tmp_path, token_budget=5000)
         options = ["--proposers", "llm", "--llm", f"scripted@{server.url}", "--settings", settings]
         search = CliRunner().invoke(cli.app, [*base, *options])
         assert search.exit_code == 0, search.output
@@ -109,7 +109,7 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, own_catalog: dict
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path)}
     message = error("tune", *MODELLED, "--proposers", "llm", env=env)
     assert "a language model needs --llm NAME@URL" in message
-    settings = written(tmp_path, replay=str(tmp_path / "none"))
+    settings = settings_file(tmp_path, replay=str(tmp_path / "none"))
     message = error("tune", *MODELLED, "--proposers", "llm", "--settings", settings, env=env)
     assert "No such file or directory" in message
 
@@ -146,7 +146,7 @@ def test_nothing_learned_is_no_success(
     for name, value in (own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build")}).items():
         monkeypatch.setenv(name, value)
     trials, more = tmp_path / "a.jsonl", ["--trials", str(tmp_path / "a.jsonl")]
-    with serving(proposes(("incumbent", {"stages": 90})), forever=True) as server:
+    with serve_script(proposes(("incumbent", {"stages": 90})), forever=True) as server:
         search = ["tune", *MODELLED, *more, "--proposers", "llm", "--llm", f"scripted@{server.url}"]
         ended = CliRunner().invoke(cli.app, search)
     assert ended.exit_code == 1, ended.output

@@ -38,7 +38,7 @@ from tests.cudal2gen.chat_server import (
     proposes,
     says,
     sends,
-    serving,
+    serve_script,
     waits,
 )
 from tests.packages import require
@@ -48,7 +48,7 @@ require("openai")
 CALL = {"id": "1", "type": "function", "function": {"name": "tune", "arguments": '{"stages": '}}
 
 
-def limited_until(handler: Handler) -> None:
+def rate_limit_until(handler: Handler) -> None:
     """A rate limit that ends at a date, two minutes after the answer."""
     limits(formatdate(time.time() + 120, usegmt=True))(handler)
 
@@ -56,7 +56,7 @@ def limited_until(handler: Handler) -> None:
 # By what is wrong with it: an answer of the server.
 FAULTS: dict[str, Step] = {
     "rate limit in seconds": limits("5"),
-    "rate limit as a date": limited_until,
+    "rate limit as a date": rate_limit_until,
     "server error": fails(500),
     "wrong key": fails(401),
     "no answer": waits(3),
@@ -109,7 +109,9 @@ class PatientEnvironment(ModelEnvironment):
         return super().evaluate(problem, records, effort)
 
 
-def run(proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignState], None]) -> campaign.CampaignState:
+def run_campaign(
+    proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignState], None]
+) -> campaign.CampaignState:
     """Runs a campaign of one problem."""
     plan = campaign.CampaignPlan(
         [PROBLEM], lambda _: incumbent(), lambda _: proposer, store, "run",
@@ -129,10 +131,10 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
         clock.now += 700  # longer than any rest
         script.advance()
 
-    with serving(script, forever=True) as server:
+    with serve_script(script, forever=True) as server:
         chat = Chat(ServerWire(endpoint(server, seconds=1.5)), transcript, None, clock.pause, clock)
         proposer = Mixture([LlmProposer(chat, Memory(), in_background=beside, warn=warnings.append), Random(1)])
-        standing = run(proposer, tmp_path / "trials.jsonl", progress)
+        standing = run_campaign(proposer, tmp_path / "trials.jsonl", progress)
     (contest,) = standing.searches
     assert script.raised == set(FAULTS)
     assert contest.stop_reason == "120 evaluations"
@@ -155,7 +157,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
 def replay(transcript: Path, standing: campaign.CampaignState, progress: Any) -> None:
     """Repeats the campaign from its transcript, without a server or pauses, and checks that it has the same trials."""
     proposer = Mixture([LlmProposer(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
-    again = run(proposer, transcript.with_name("again.jsonl"), progress)
+    again = run_campaign(proposer, transcript.with_name("again.jsonl"), progress)
     assert [json.loads(trial.model_dump_json()) for trial in again.searches[0].trials] == [
         json.loads(trial.model_dump_json()) for trial in standing.searches[0].trials
     ]

@@ -29,7 +29,7 @@ from kernelproof.grading import check_source, source
 from kernelproof.ground.errors import Failure
 from tests.cudal2gen import test_writing
 from tests.cudal2gen.asking import KEY, PROBLEM, Clock, candidates, endpoint, incumbent, question
-from tests.cudal2gen.chat_server import Server, fails, proposes, says, sends, serving
+from tests.cudal2gen.chat_server import Server, fails, proposes, says, sends, serve_script
 from tests.cudal2gen.test_writing import KERNELS, LOOP, UNROLLED, block, writes
 from tests.packages import require
 
@@ -55,7 +55,7 @@ def proposals_from(server: Server, folder: Path, trials: Sequence[Trial] = (), r
 
 
 def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: Path) -> None:
-    with serving(proposes(*IDEAS), forever=True) as server:
+    with serve_script(proposes(*IDEAS), forever=True) as server:
         first = proposals_from(server, tmp_path)
         count = len(server.requests)
         again = proposals_from(server, tmp_path)
@@ -76,7 +76,7 @@ def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: 
 
 def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "llm.jsonl"
-    with serving(proposes(*IDEAS[:2]), forever=True) as server:
+    with serve_script(proposes(*IDEAS[:2]), forever=True) as server:
         first = proposals_from(server, tmp_path)
         exchange, _ = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(exchange + b'{"kind": "outco')  # the process ended when half of the outcome was written
@@ -90,7 +90,7 @@ def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) 
 
 
 def test_a_budget_and_its_counts_are_those_of_all_starts(tmp_path: Path) -> None:
-    with serving(proposes(*IDEAS[:2]), says("nothing"), forever=True) as server:
+    with serve_script(proposes(*IDEAS[:2]), says("nothing"), forever=True) as server:
         proposals_from(server, tmp_path)
         later = chat_with(server, tmp_path, 1500)
         assert str(later.usage) == "1 exchanges, 1 of them in earlier starts, 1000 tokens in, 200 out"
@@ -133,7 +133,9 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         for group in range(9, 12)
     ]
 
-    def searched(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
+    def resume_search(
+        server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None
+    ) -> list[Trial]:
         """The stored trials after a search that resumes the folder's. ``store``: called in place of storing."""
         file = folder / "trials.jsonl"
         kept = results.trials(file) if file.is_file() else []
@@ -154,14 +156,14 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         raise Ended
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    with serving(*script) as server:
-        expected = searched(server, whole)
+    with serve_script(*script) as server:
+        expected = resume_search(server, whole)
         assert len(server.requests) == 3
-    with serving(*script) as server:
+    with serve_script(*script) as server:
         for _ in range(2):
             with pytest.raises(Ended):
-                searched(server, parts, end)
-        assert [trial.record for trial in searched(server, parts)] == [trial.record for trial in expected]
+                resume_search(server, parts, end)
+        assert [trial.record for trial in resume_search(server, parts)] == [trial.record for trial in expected]
         assert len(server.requests) == 3
 
 
@@ -207,7 +209,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> None:
     step, text, count, for_good = REFUSALS[name]
-    with serving(step, forever=True) as server:
+    with serve_script(step, forever=True) as server:
         with pytest.raises(Unavailable) as refusal:
             Chat(ServerWire(endpoint(server))).ask(
                 ChatRequest((Message("system", "s"), Message("user", "u")), {}), PROBLEM
@@ -219,7 +221,7 @@ def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> Non
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: bool) -> None:
-    with serving(fails(401), forever=True) as server:
+    with serve_script(fails(401), forever=True) as server:
         proposer = LlmProposer(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
         contest = search.Search(candidates(), incumbent())
         settings = search.SearchLimits(evaluations=6, batch=2, prune=None)
@@ -231,7 +233,7 @@ def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: boo
 
 def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
     clock, steps = Clock(), [proposes(("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 3}))]
-    with serving(*[fails(503)] * 9, *steps) as server:
+    with serve_script(*[fails(503)] * 9, *steps) as server:
         proposer = LlmProposer(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
         contest = search.Search(candidates(), incumbent())
         place = executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5))
@@ -304,7 +306,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     stored: list[Trial] = []
     texts: dict[str, list[str]] = {}
 
-    def run(server: Server, folder: Path, most: int) -> Session:
+    def start_session(server: Server, folder: Path, most: int) -> Session:
         """Starts the session on the trials in ``stored``. A signal ends it when it has stored ``most`` more."""
         count = 0
 
@@ -325,11 +327,11 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
         stored.clear()
         folder = tmp_path / name
         folder.mkdir()
-        with serving(*rounds, *[says("no kernel")] * 2) as server:
+        with serve_script(*rounds, *[says("no kernel")] * 2) as server:
             for most in ends[:-1]:
                 with pytest.raises(Ended):
-                    run(server, folder, most)
-            session = run(server, folder, ends[-1])
+                    start_session(server, folder, most)
+            session = start_session(server, folder, ends[-1])
             texts[name] = [json.dumps(request["messages"]) for request in server.requests]
         assert [trial.outcome for trial in stored] == ["wrong result", "measured", "illegal", "wrong result"]
         assert len(session.attempts) == 4
@@ -338,8 +340,8 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     assert texts["parts"] == texts["whole"]
     assert "shared-race" in texts["parts"][2]
     assert "hint: " in texts["parts"][2], "the emulator's reports are kept too"
-    with serving() as server:
-        assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
+    with serve_script() as server:
+        assert len(start_session(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
 
 
 def test_a_session_that_ended_after_too_many_fruitless_rounds_asks_again(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ def test_a_session_that_ended_after_too_many_fruitless_rounds_asks_again(tmp_pat
     trials: list[Trial] = []
     texts = (test_writing.gemm((LOOP, f"#pragma unroll {number}\n{LOOP}")) for number in (2, 3))
     illegal = [writes({"launch": {"bm": 7}, "source": text}) for text in texts]
-    with serving(*illegal, says("no"), forever=True) as server:
+    with serve_script(*illegal, says("no"), forever=True) as server:
         start(server)
         asked, stored = len(server.requests), len(trials)
         assert stored == 2, "two texts with one launch are two trials"
@@ -371,7 +373,7 @@ def test_a_session_that_ended_after_too_many_fruitless_rounds_asks_again(tmp_pat
 @pytest.mark.slow
 def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "PAUSES", ())
-    with serving(writes({"patch": block(LOOP, UNROLLED)})) as server:
+    with serve_script(writes({"patch": block(LOOP, UNROLLED)})) as server:
         first = test_writing.session(server, tmp_path)
         first.chat = chat_with(server, tmp_path, run="writer")
         first.run()

@@ -32,7 +32,7 @@ from tests.cudal2gen.asking import (
     question,
     search_trials,
 )
-from tests.cudal2gen.chat_server import Step, fails, limits, proposes, says, serving
+from tests.cudal2gen.chat_server import Step, fails, limits, proposes, says, serve_script
 from tests.packages import require
 
 require("openai")
@@ -40,7 +40,7 @@ require("openai")
 
 def test_a_search_goes_on_without_the_model() -> None:
     warnings: list[str] = []
-    with serving(fails(401), forever=True) as server:
+    with serve_script(fails(401), forever=True) as server:
         trials = search_trials(Mixture([llm_proposer(server, warnings), Random(1)]))
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert {trial.proposer for trial in trials} == {"random"}
@@ -90,7 +90,7 @@ class Handshakes:
 
 def test_requests_run_during_evaluations() -> None:
     environment = Handshakes(ModelEnvironment(lambda _: incumbent(), seed=5), 16)
-    with serving(environment.answers(itertools.count(9)), forever=True) as server:
+    with serve_script(environment.answers(itertools.count(9)), forever=True) as server:
         talk = Chat(ServerWire(endpoint(server, seconds=60)))
         contest = search.Search(candidates(), incumbent())
         search.run(
@@ -107,7 +107,7 @@ def test_requests_run_during_evaluations() -> None:
 
 def test_alone_it_is_waited_for() -> None:
     steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
-    with serving(*steps, forever=True) as server:
+    with serve_script(*steps, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)))
         contest = search.Search(candidates(), incumbent())
         environment = ModelEnvironment(lambda _: incumbent(), seed=5)
@@ -139,7 +139,7 @@ def run_alone(
 def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path: Path) -> None:
     clock, warnings = Clock(), list[str]()
     steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
-    with serving(limits("300"), limits("600"), *[limits("30")] * 4, *steps, forever=True) as server:
+    with serve_script(limits("300"), limits("600"), *[limits("30")] * 4, *steps, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl", None, clock.pause, clock)
         contest = run_alone(talk, tmp_path / "trials.jsonl", in_background, warn=warnings.append)
     assert contest.stop_reason == "4 evaluations"
@@ -160,7 +160,7 @@ def test_alone_it_waits_an_hour_at_most_and_for_no_other_failure(step: Step, sec
     """Three waits of 1000 s fit an hour, and a wait of 7200 s is cut off. A server error is only retried, after pauses
     of 1 and 4 s."""
     clock = Clock()
-    with serving(step, forever=True) as server:
+    with serve_script(step, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
         contest = run_alone(talk, tmp_path / "trials.jsonl")
     assert contest.stop_reason == "nothing new was proposed"
@@ -169,7 +169,7 @@ def test_alone_it_waits_an_hour_at_most_and_for_no_other_failure(step: Step, sec
 
 def test_the_end_of_a_campaign_ends_waiting(tmp_path: Path) -> None:
     clock = Clock()
-    with serving(limits("3000"), forever=True) as server:
+    with serve_script(limits("3000"), forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)
         contest = run_alone(talk, tmp_path / "trials.jsonl", out_of_time=lambda: clock.now >= 1060)
     assert contest.stop_reason == "out of time"
@@ -191,7 +191,7 @@ def test_what_an_exchange_in_the_background_raises_is_raised_where_it_is_collect
 
 def test_illegal_ideas_cost_no_evaluations() -> None:
     ideas = [("incumbent", {"stages": 90 + number}) for number in range(4)]
-    with serving(proposes(*ideas, ("incumbent", {"stages": 3})), forever=True) as server:
+    with serve_script(proposes(*ideas, ("incumbent", {"stages": 3})), forever=True) as server:
         contest = search.Search(candidates(), incumbent())
         search.run(
             contest, Mixture([llm_proposer(server), Random(1)]),
@@ -205,7 +205,7 @@ def test_illegal_ideas_cost_no_evaluations() -> None:
 
 def test_nothing_but_illegal_ideas_end_a_search() -> None:
     ideas = (proposes(("incumbent", {"stages": 90 + number})) for number in itertools.count())
-    with serving(*itertools.islice(ideas, 9), forever=True) as server:
+    with serve_script(*itertools.islice(ideas, 9), forever=True) as server:
         contest = search.Search(candidates(), incumbent())
         search.run(
             contest, llm_proposer(server), executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5)),
@@ -217,7 +217,7 @@ def test_nothing_but_illegal_ideas_end_a_search() -> None:
 
 
 def test_a_problem_without_usable_answers_is_left_out_for_some_rounds() -> None:
-    with serving(says("no idea"), forever=True) as server:
+    with serve_script(says("no idea"), forever=True) as server:
         proposer = llm_proposer(server)
         rounds = []
         for _ in range(12):
@@ -228,7 +228,7 @@ def test_a_problem_without_usable_answers_is_left_out_for_some_rounds() -> None:
 
 
 def test_campaigns_may_have_it(tmp_path: Path) -> None:
-    with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
+    with serve_script(proposes(("incumbent", {"stages": 3})), forever=True) as server:
         environment = ModelEnvironment(lambda _: incumbent(), seed=5)
         mixture = Mixture([llm_proposer(server), Random(1)])
         settings = search.SearchLimits(evaluations=6, batch=3, prune=None)

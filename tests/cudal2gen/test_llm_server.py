@@ -39,7 +39,7 @@ from tests.cudal2gen.chat_server import (
     reply,
     says,
     sends,
-    serving,
+    serve_script,
     waits,
 )  # fmt: skip
 from tests.packages import require
@@ -57,7 +57,7 @@ def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -
         clock.now += 15
         step(handler)
 
-    with serving(slow, slow, says(GOOD)) as server:
+    with serve_script(slow, slow, says(GOOD)) as server:
         proposer = llm_proposer(server, warnings, clock=clock, seconds=1.5)
         for requests, seconds in ((1, 15), (2, 30)):
             assert [proposer.propose(question(), 8) for _ in range(9)] == [[]] * 9
@@ -72,7 +72,7 @@ def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -
 
 def test_a_failure_that_took_no_time_leaves_out_a_few_questions() -> None:
     clock = Clock()
-    with serving(*[fails(401)] * 5, says(GOOD), fails(500), forever=True) as server:
+    with serve_script(*[fails(401)] * 5, says(GOOD), fails(500), forever=True) as server:
         proposer = llm_proposer(server, clock=clock)
         rounds = []
         for _ in range(24):
@@ -88,12 +88,12 @@ def test_a_failure_that_took_no_time_leaves_out_a_few_questions() -> None:
 def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
     warnings: list[str] = []
     clock = Clock()
-    with serving(fails(500), fails(503), says(GOOD)) as server:
+    with serve_script(fails(500), fails(503), says(GOOD)) as server:
         proposer = llm_proposer(server, warnings, clock=clock)
         assert len(proposer.propose(question(), 8)) == 1
     assert (warnings, clock.pauses) == ([], [1.0, 4.0])
     assert (proposer.usage.exchanges, proposer.usage.failed) == (3, 2)
-    with serving(fails(500, "boom"), forever=True) as server:
+    with serve_script(fails(500, "boom"), forever=True) as server:
         proposer = llm_proposer(server, warnings)
         assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
         assert len(server.requests) == 3
@@ -103,7 +103,7 @@ def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
 def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
     warnings: list[str] = []
     clock = Clock()
-    with serving(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error"), says(GOOD)) as server:
+    with serve_script(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error"), says(GOOD)) as server:
         proposer = llm_proposer(server, warnings, clock=clock)
         assert [proposer.propose(question(), 8) for _ in range(2)] == [[], []]
         assert len(server.requests) == 1
@@ -117,7 +117,7 @@ def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
 
 def test_an_address_without_a_server_is_named() -> None:
     warnings: list[str] = []
-    with serving() as server:
+    with serve_script() as server:
         server_down = server
     assert llm_proposer(server_down, warnings).propose(question(), 8) == []
     assert "cannot be reached" in warnings[0]
@@ -130,21 +130,21 @@ def test_an_address_without_a_server_is_named() -> None:
 )  # fmt: skip
 def test_what_is_no_chat_completion(body: bytes) -> None:
     warnings: list[str] = []
-    with serving(sends(body)) as server:
+    with serve_script(sends(body)) as server:
         assert llm_proposer(server, warnings).propose(question(), 8) == []
     assert "is no chat completion" in warnings[0]
 
 
 def test_an_endless_answer_is_not_read_to_its_end() -> None:
     warnings: list[str] = []
-    with serving(floods()) as server:
+    with serve_script(floods()) as server:
         assert llm_proposer(server, warnings).propose(question(), 8) == []
     assert "longer than 1048576 bytes" in warnings[0]
 
 
 def test_servers_without_schemas_are_asked_in_a_plainer_form_from_then_on() -> None:
     refusal = fails(400, "response_format json_schema is not supported", "invalid_request_error")
-    with serving(refusal, refusal, says(GOOD), proposes(("incumbent", {"stages": 2}))) as server:
+    with serve_script(refusal, refusal, says(GOOD), proposes(("incumbent", {"stages": 2}))) as server:
         proposer = llm_proposer(server)
         assert len(proposer.propose(question(), 1)) == 1
         assert len(proposer.propose(question(), 1)) == 1
@@ -154,7 +154,7 @@ def test_servers_without_schemas_are_asked_in_a_plainer_form_from_then_on() -> N
 
 def test_a_question_that_no_form_helps_is_not_held_against_the_schema() -> None:
     warnings: list[str] = []
-    with serving(*[fails(400, "nonsense")] * 3, says(GOOD)) as server:
+    with serve_script(*[fails(400, "nonsense")] * 3, says(GOOD)) as server:
         proposer = llm_proposer(server, warnings)
         assert proposer.propose(question(), 1) == []
         assert len(proposer.propose(question(), 1)) == 1
@@ -169,7 +169,7 @@ def http_date(seconds: float) -> str:
 
 def test_a_server_says_when_it_is_asked_again() -> None:
     clock = Clock()
-    with serving(limits("3"), limits("100"), says(GOOD), limits(http_date(time.time() + 60))) as server:
+    with serve_script(limits("3"), limits("100"), says(GOOD), limits(http_date(time.time() + 60))) as server:
         proposer = llm_proposer(server, clock=clock)
         assert proposer.propose(question(), 1) == []
         assert clock.pauses == [3.0], "a wait of 3 s passes within the call, the model rests for one of 100 s"
@@ -195,7 +195,7 @@ def test_times_to_retry(value: str, seconds: float | None) -> None:
 
 def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on() -> None:
     warnings: list[str] = []
-    with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
+    with serve_script(proposes(("incumbent", {"stages": 3})), forever=True) as server:
         proposer = llm_proposer(server, warnings, tokens=6000)
         trials = search_trials(Mixture([proposer, Random(1)]))
         count = len(server.requests)
@@ -218,13 +218,13 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on() -> None:
     ],
 )
 def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: str, reasoning: str) -> None:
-    with serving(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
+    with serve_script(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
         request = ChatRequest((Message("system", "s"), Message("user", "u")), {})
         reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert (reply.text, reply.reasoning) == (text, reasoning)
 
 
-def as_sent(**changes: Any) -> Step:
+def answer_step(**changes: Any) -> Step:
     """A good answer with other fields besides the text."""
     return lambda handler: reply(handler, 200, completion(GOOD) | changes)
 
@@ -232,23 +232,23 @@ def as_sent(**changes: Any) -> Step:
 @pytest.mark.parametrize(
     "step",
     [
-        as_sent(service_tier="on_demand"),
-        as_sent(created=1.5, object="chat"),
+        answer_step(service_tier="on_demand"),
+        answer_step(created=1.5, object="chat"),
         sends(json.dumps({"choices": [{"message": {"content": GOOD}}]}).encode()),
         says(GOOD, finish="eos"),
-        as_sent(usage={"prompt_tokens": None, "completion_tokens": None}),
+        answer_step(usage={"prompt_tokens": None, "completion_tokens": None}),
         says([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, {"type": "text", "text": GOOD}]),
     ],
 )
 def test_an_answer_is_read_whatever_else_a_server_writes(step: Step) -> None:
-    with serving(step) as server:
+    with serve_script(step) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None
 
 
 @pytest.mark.parametrize("counts", [(-5000, 200), (1000, -1), (True, 200)])
 def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> None:
-    with serving(says(GOOD, usage=counts)) as server:
+    with serve_script(says(GOOD, usage=counts)) as server:
         request = ChatRequest((Message("system", "s" * 400), Message("user", "u" * 400)), {})
         answer = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert answer.estimated
@@ -259,17 +259,19 @@ def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> N
 def test_an_error_with_status_200_is_the_error_that_it_names() -> None:
     clock = Clock()
     body = {"error": {"message": f"upstream is overloaded, key {KEY}", "code": 502}}
-    with serving(lambda handler: reply(handler, 200, body), says(GOOD)) as server:
+    with serve_script(lambda handler: reply(handler, 200, body), says(GOOD)) as server:
         assert len(llm_proposer(server, clock=clock).propose(question(), 1)) == 1
     assert clock.pauses == [1.0]
     warnings: list[str] = []
-    with serving(lambda handler: reply(handler, 200, body | {"error": {"message": f"no credit for {KEY}"}})) as server:
+    with serve_script(
+        lambda handler: reply(handler, 200, body | {"error": {"message": f"no credit for {KEY}"}})
+    ) as server:
         assert llm_proposer(server, warnings).propose(question(), 1) == []
     assert warnings == [f"proposer llm: {server.url} answers: no credit for ***"]
 
 
 def test_a_server_may_know_the_token_limit_by_its_new_name_only() -> None:
-    with serving(fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says(GOOD)) as server:
+    with serve_script(fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says(GOOD)) as server:
         assert len(llm_proposer(server, max_tokens=77).propose(question(), 1)) == 1
     assert [(request.get("max_tokens"), request.get("max_completion_tokens")) for request in server.requests] == [
         (77, None),
@@ -287,7 +289,7 @@ def streams(*deltas: str, counts: tuple[int, int] = (10, 20)) -> Step:
 
 
 def test_a_request_suits_models_that_reason() -> None:
-    with serving(streams(GOOD[:9], GOOD[9:])) as server:
+    with serve_script(streams(GOOD[:9], GOOD[9:])) as server:
         wire = ServerWire(endpoint(server, reasoning_effort="low", extra_body={"top_k": 20}))
         answer = Chat(wire).ask(ChatRequest((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
     (request,) = server.requests
@@ -298,15 +300,18 @@ def test_a_request_suits_models_that_reason() -> None:
 
 def test_a_stream_may_be_longer_than_an_answer_and_not_endless() -> None:
     question = ChatRequest((Message("system", "s"), Message("user", "u")), {})
-    with serving(streams(*["word"] * 20_000)) as server:
+    with serve_script(streams(*["word"] * 20_000)) as server:
         assert Chat(ServerWire(endpoint(server))).ask(question, PROBLEM).text == "word" * 20_000
-    with serving(streams(*["word"] * 20_000), forever=True) as server, pytest.raises(Unavailable, match="longer than"):
+    with (
+        serve_script(streams(*["word"] * 20_000), forever=True) as server,
+        pytest.raises(Unavailable, match="longer than"),
+    ):
         Chat(ServerWire(endpoint(server, max_tokens=100))).ask(question, PROBLEM)
 
 
 def test_what_a_server_does_not_know_is_left_out() -> None:
     refusals = (fails(400, "Unknown parameter: 'stream_options'."), fails(400, "exceeds the context length of 16384"))
-    with serving(*refusals, says(GOOD), says(GOOD)) as server:
+    with serve_script(*refusals, says(GOOD), says(GOOD)) as server:
         chat = Chat(ServerWire(endpoint(server)), pause=lambda _: None)
         for word in ("u", "v"):
             chat.ask(ChatRequest((Message("system", "s"), Message("user", word)), {}), PROBLEM)
@@ -315,7 +320,7 @@ def test_what_a_server_does_not_know_is_left_out() -> None:
 
 
 def test_cost_is_tokens_times_prices() -> None:
-    with serving(says(GOOD, usage=(2000, 300)), says(GOOD, usage=(500, 100))) as server:
+    with serve_script(says(GOOD, usage=(2000, 300)), says(GOOD, usage=(500, 100))) as server:
         proposer = llm_proposer(server, price_in=2.5, price_out=10.0)
         proposer.propose(question(), 1)
         proposer.propose(question(problem=SMALL), 1)
@@ -326,7 +331,7 @@ def test_cost_is_tokens_times_prices() -> None:
 
 
 def test_tokens_that_nobody_counted_are_guessed_and_named_so(tmp_path: Path) -> None:
-    with serving(says(GOOD, usage=None)) as server:
+    with serve_script(says(GOOD, usage=None)) as server:
         LlmProposer(Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl"), Memory()).propose(question(), 1)
     line = json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])
     assert line["estimated"] is True
@@ -334,13 +339,13 @@ def test_tokens_that_nobody_counted_are_guessed_and_named_so(tmp_path: Path) -> 
 
 
 def test_a_server_of_another_kind_of_key() -> None:
-    with serving(says(GOOD)) as server:
+    with serve_script(says(GOOD)) as server:
         LlmProposer(Chat(ServerWire(replace(endpoint(server), key=""))), Memory()).propose(question(), 1)
     assert server.keys == ["Bearer none"]
 
 
 def test_a_problem_has_a_share_of_the_tokens() -> None:
-    with serving(says(GOOD), forever=True) as server:
+    with serve_script(says(GOOD), forever=True) as server:
         chat = Chat(ServerWire(endpoint(server)), problem_budget=2500)
         requests = [ChatRequest((Message("system", "s"), Message("user", str(number))), {}) for number in range(4)]
         for problem, number in ((PROBLEM, 0), (PROBLEM, 1), (SMALL, 3)):

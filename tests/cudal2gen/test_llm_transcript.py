@@ -26,7 +26,7 @@ from tests.cudal2gen.asking import (
     question,
     search_trials,
 )
-from tests.cudal2gen.chat_server import fails, limits, proposes, says, serving
+from tests.cudal2gen.chat_server import fails, limits, proposes, says, serve_script
 from tests.packages import require
 
 require("openai")
@@ -48,7 +48,7 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
         proposes(("best1", {"raster_group": 2}), ("best1", {"raster_group": 1})),
         fails(401, f"key {KEY}"),
     )
-    with serving(*script, forever=True) as server:
+    with serve_script(*script, forever=True) as server:
         wire = ServerWire(endpoint(server, price_in=1.0))
         online = LlmProposer(Chat(wire, first, pause=lambda _: None), Memory(), warn=str)
         before = search_trials(online)
@@ -67,7 +67,7 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
 def test_rests_are_replayed_without_a_clock(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     clock = Clock()
-    with serving(limits("600"), says(GOOD)) as server:
+    with serve_script(limits("600"), says(GOOD)) as server:
         proposer = LlmProposer(Chat(ServerWire(endpoint(server)), path, None, clock.pause, clock), Memory(), warn=str)
         online = []
         for seconds in (0, 1, 1, 598):
@@ -82,7 +82,7 @@ def test_rests_are_replayed_without_a_clock(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    with serving(
+    with serve_script(
         proposes(("incumbent", {"stages": 12, "bn": 256}), ("incumbent", {"stages": 3})), says("nonsense")
     ) as server:
         LlmProposer(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 2)
@@ -105,7 +105,7 @@ def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
 
 def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    with serving(says(GOOD)) as server:
+    with serve_script(says(GOOD)) as server:
         LlmProposer(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 1)
     wire = ReplayWire(path)
     line = json.loads(path.read_text().splitlines()[0])

@@ -13,7 +13,7 @@ from cudal2gen.validator import machine_code
 from kernelproof.emulator import UnknownMachineCode
 from tests.cudal2gen.covering import BRANCHES
 from tests.cudal2gen.paths import PATHS, small
-from tests.draws import THOROUGH, drawn_by
+from tests.draws import THOROUGH, draw_part_by_key
 
 # The families for Ampere, and their records that are judged.
 AMPERE = ("sm80_multistage", "sm80_direct")
@@ -21,7 +21,7 @@ OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else BRANCHES) if 
 # ``make test`` executes every branch of the templates, judges every fifteenth of these records completely, and
 # executes every twentieth record of Hopper and Blackwell. ``make thorough`` takes all records.
 JUDGED_STEP, NEWER_STEP = 15, 20
-NEWER = drawn_by(
+NEWER = draw_part_by_key(
     lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], NEWER_STEP
 )
 BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]

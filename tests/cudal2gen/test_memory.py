@@ -31,7 +31,7 @@ def record(problem: Problem = LARGE, **changes: Any) -> Record:
     return parse(fields | changes)
 
 
-def won(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Search:
+def winning_search(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Search:
     """A search whose winner is ``new``."""
     (trial,) = ModelEnvironment(lambda _: record()).evaluate(LARGE, [new])
     winner = trial.model_copy(update={"environment": environment, "on": "NVIDIA H200"})
@@ -119,7 +119,7 @@ def test_among_lessons_the_nearest_problem_comes_first_and_small_ones_fill_the_b
 
 def test_what_improved_becomes_a_lesson_that_is_told_next_time(tmp_path: Path) -> None:
     lessons = memory.load(tmp_path / "deep" / "lessons.md")
-    note = lessons.learn(won(record(stages=3, cluster=[2, 1])))
+    note = lessons.learn(winning_search(record(stages=3, cluster=[2, 1])))
     assert note is not None
     assert note.gain == "1.080 (1.050 to 1.110)"
     assert json.loads(note.changes) == {"stages": [4, 3], "cluster": [[1, 1], [2, 1]]}
@@ -134,14 +134,14 @@ def test_what_improved_becomes_a_lesson_that_is_told_next_time(tmp_path: Path) -
 def test_a_lesson_is_learnt_once_and_only_where_something_improved(tmp_path: Path) -> None:
     path = tmp_path / "lessons.md"
     lessons = Memory((), path)
-    assert lessons.learn(won(record(stages=3))) is not None
+    assert lessons.learn(winning_search(record(stages=3))) is not None
     size = path.stat().st_size
-    assert lessons.learn(won(record(stages=3), Ratio(1.07, 1.04, 1.1))) is None
-    assert lessons.learn(won(record(stages=2), improved=False)) is None
-    assert lessons.learn(won(record(stages=2), environment="replay")) is None
-    assert Memory(()).learn(won(record(stages=2))) is None
+    assert lessons.learn(winning_search(record(stages=3), Ratio(1.07, 1.04, 1.1))) is None
+    assert lessons.learn(winning_search(record(stages=2), improved=False)) is None
+    assert lessons.learn(winning_search(record(stages=2), environment="replay")) is None
+    assert Memory(()).learn(winning_search(record(stages=2))) is None
     assert path.stat().st_size == size
-    assert lessons.learn(won(record(stages=2), environment="model")) is not None
+    assert lessons.learn(winning_search(record(stages=2), environment="model")) is not None
     modelled = list(memory.parse_notes(path.read_text()))[1]
     assert modelled.measured == "no: model environment, NVIDIA H200"
 
@@ -181,7 +181,7 @@ def test_half_a_lesson_of_a_killed_process_spoils_no_other(tmp_path: Path) -> No
     path = tmp_path / "lessons.md"
     path.write_bytes(b"## half a les\xff\ngpus: h2")
     lessons = Memory((), path)
-    note = lessons.learn(won(record(stages=3)))
+    note = lessons.learn(winning_search(record(stages=3)))
     assert note is not None
     assert note in lessons.recall(LARGE)
 

@@ -42,7 +42,7 @@ from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import GPUS
 from kernelproof.profile.rates import l2_share
 from tests.cudal2gen.strategies import direct, multistage, single_shot, wgmma
-from tests.draws import drawn
+from tests.draws import draw_part
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def test_what_is_in_flight_by_family() -> None:
 
 @pytest.mark.slow
 def test_every_family_has_an_estimate() -> None:
-    for record in drawn(catalog.load(places.shipped("configs") / "kernels.jsonl")[::61], 3):
+    for record in draw_part(catalog.load(places.shipped("configs") / "kernels.jsonl")[::61], 3):
         estimate = model.estimate(record)
         chip = record.target
         floor = record.problem.flops / (chip.capability.mma_flops * chip.sms * chip.rates.mhz)
@@ -288,7 +288,7 @@ def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: s
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
     assert {record.origin.source for record in records} == sources
-    for record in drawn(records[::37], 4):
+    for record in draw_part(records[::37], 4):
         assert record in modelled.near_best(record.problem)
 
 
@@ -340,7 +340,7 @@ def columns_first(record: Record) -> Record | None:
 def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
     """The model treats both layouts alike: a record for (N,K) that is legal for (K,N) is a candidate there."""
     records = [record for record in catalog.load(places.shipped("configs") / "kernels.jsonl") if record.gpu == "h200"]
-    forms = [form for record in drawn(records[::97], 3) if (form := columns_first(record))]
+    forms = [form for record in draw_part(records[::97], 3) if (form := columns_first(record))]
     assert len(forms) > 5
     for form in forms:
         assert form.code() in [offer.code() for offer in modelled.near_best(form.problem)]

@@ -28,7 +28,7 @@ from cudal2gen.operators import emulated, shapes  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def run(*arguments: str) -> Any:
+def run_here(*arguments: str) -> Any:
     """The command line in this process, which has torch already."""
     from typer.testing import CliRunner
 
@@ -221,14 +221,14 @@ def test_every_kind_of_product_is_seen() -> None:
 
 def test_the_command_writes_a_list_that_bench_reads(tmp_path: Path) -> None:
     out = tmp_path / "problems.jsonl"
-    process = run("tune-model", str(EXAMPLE), "--gpu", "h200", "--out", str(out))
+    process = run_here("tune-model", str(EXAMPLE), "--gpu", "h200", "--out", str(out))
     assert process.exit_code == 0, process.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert process.stdout == f"{len(rows)} problems, {sum(row['count'] for row in rows)} products, in {out}\n"
     problems = catalog.load_problems(out)
     assert Problem(gpu="h200", acc="f32", layout="tn", m=48, n=256, k=64) in problems
     assert len(problems) <= len(rows)
-    second = run("tune-model", f"{EXAMPLE}:main", "--gpu", "h200", "--real")
+    second = run_here("tune-model", f"{EXAMPLE}:main", "--gpu", "h200", "--real")
     assert second.stdout == out.read_text(), "with data or without"
 
 
@@ -241,20 +241,20 @@ def test_models_that_cannot_be_watched(tmp_path: Path) -> None:
         (f"{EXAMPLE}:nothing", "has no callable nothing"),
         (str(looks), "the model looks at values, which tensors without data lack"),
     ):
-        process = run("tune-model", name)
+        process = run_here("tune-model", name)
         assert (process.exit_code, message in process.stderr) == (2, True), process.stderr
     fails = tmp_path / "fails.py"
     fails.write_text("def main():\n    return 1 / 0\n")
-    message = run("tune-model", str(fails)).stderr
+    message = run_here("tune-model", str(fails)).stderr
     assert f"the model fails on tensors without data; --real uses real ones: {fails}:2: ZeroDivisionError" in message
     wide_model = tmp_path / "wide.py"
     wide_model.write_text("import torch\ndef main(): return torch.ones(8, 8) @ torch.ones(8, 8)\n")
-    process = run("tune-model", str(wide_model))
+    process = run_here("tune-model", str(wide_model))
     assert (process.stdout, process.stderr) == (
         "",
         "note: 1 products of torch.float32 are left out; --any-type takes them\n",
     )
-    assert json.loads(run("tune-model", str(wide_model), "--any-type").stdout)["m"] == 8
+    assert json.loads(run_here("tune-model", str(wide_model), "--any-type").stdout)["m"] == 8
 
 
 def test_a_list_that_is_none_is_named_by_line(tmp_path: Path) -> None:

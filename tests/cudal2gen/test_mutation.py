@@ -22,13 +22,13 @@ from kernelproof.emulator import ARITHMETIC, Mutant
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.mutation import TEXT_FAULTS, TextFault, candidates, equivalence, survivors, text_faults
 from tests.cudal2gen.paths import PATHS
-from tests.draws import THOROUGH, drawn, drawn_by, few_by
+from tests.draws import THOROUGH, draw_few_by_key, draw_part, draw_part_by_key
 
 pytestmark = pytest.mark.slow
 
 # One kernel of every family, prefetch kind, epilogue, raster, padding and layout. ``make test`` takes every tenth of a
 # family, the first included, and executes one in four of these.
-MUTATED = drawn_by(lambda name: PATHS[name].family, [
+MUTATED = draw_part_by_key(lambda name: PATHS[name].family, [
     "single",
     "single one stage",
     "single_intra_tile",
@@ -98,7 +98,7 @@ MAX_EQUIVALENT = (
 # Faults of texts, each with a path. ``make thorough`` plants each in every kernel of groups, gated pairs, aux or an A
 # (k,m) whose text has it; ``make test`` plants every second one, in one kernel of the first family that has it.
 SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
-PLANTED = few_by(
+PLANTED = draw_few_by_key(
     lambda case: case[1].before,
     [
         (name, fault)
@@ -108,7 +108,7 @@ PLANTED = few_by(
     ],
     1,
 )
-FAULTY = drawn(PLANTED, 2)
+FAULTY = draw_part(PLANTED, 2)
 
 BUILT_AHEAD = [
     *(PATHS[name] for name in [*MUTATED, *(MORE if THOROUGH else [])]),
@@ -119,10 +119,10 @@ BUILT_AHEAD = [
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MUTATED)
 def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None:
-    mutants = candidates(PATHS[name], built(name).ptx.read_text())
+    mutants = candidates(PATHS[name], built_kernel(name).ptx.read_text())
     assert len(mutants) >= 50
-    executed = drawn_by(lambda mutant: mutant.kind, mutants, 10 if len(mutants) > MANY else 5)
-    reasons = explained(name, library, executed)
+    executed = draw_part_by_key(lambda mutant: mutant.kind, mutants, 10 if len(mutants) > MANY else 5)
+    reasons = count_reasons(name, library, executed)
     print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
     assert reasons.total() < len(executed) / MAX_EQUIVALENT[name], "most mutants must be real faults"
 
@@ -130,10 +130,10 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MORE)
 def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, library: Path) -> None:
-    mutants = candidates(PATHS[name], built(name).ptx.read_text())
+    mutants = candidates(PATHS[name], built_kernel(name).ptx.read_text())
     assert {mutant.kind for mutant in mutants} & ARITHMETIC
-    executed = few_by(place, mutants, 1)
-    reasons = explained(name, library, executed)
+    executed = draw_few_by_key(place, mutants, 1)
+    reasons = count_reasons(name, library, executed)
     print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
     assert reasons.total() < len(executed) / 3
 
@@ -144,7 +144,7 @@ def test_every_fault_has_a_kernel() -> None:
 
 @pytest.mark.parametrize(("name", "fault"), FAULTY, ids=[f"{name}: {fault.fault}" for name, fault in FAULTY])
 def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) -> None:
-    record, artifact = PATHS[name], Faulty(PATHS[name], fault.before, fault.after).built()
+    record, artifact = PATHS[name], Faulty(PATHS[name], fault.before, fault.after).build()
     shape = thorough_shape(record, stress_shapes(record))
     case, _ = run_case(record, artifact, library, shape, "normal", hazards=False)
     assert not case.passed
@@ -158,14 +158,14 @@ def place(mutant: Mutant) -> tuple[str, ...]:
     return mutant.kind, mutant.name.split()[1] if mutant.kind in ARITHMETIC else ""
 
 
-def built(name: str) -> Artifact:
+def built_kernel(name: str) -> Artifact:
     """The compiled kernel of a path."""
     return compiler.build([PATHS[name]])[0]
 
 
-def explained(name: str, library: Path, executed: list[Mutant]) -> Counter[str]:
+def count_reasons(name: str, library: Path, executed: list[Mutant]) -> Counter[str]:
     """How often each reason explains why a mutant in ``executed`` survives. Fails if a survivor has no known reason."""
-    record, artifact = PATHS[name], built(name)
+    record, artifact = PATHS[name], built_kernel(name)
     ptx = artifact.ptx.read_text()
     reasons, unexplained = Counter[str](), []
     for mutant in survivors(record, artifact, library, executed):

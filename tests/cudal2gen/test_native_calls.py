@@ -51,12 +51,12 @@ class Reference:
         """Makes opened kernels tell C++ the addresses of these functions instead of the launcher's."""
         real = OpenKernel.sized_call
 
-        def sized_call(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
+        def call_with_sizes(kernel: OpenKernel, *sizes: Any) -> tuple[int, bytes]:
             address = ctypes.cast(self.function, ctypes.c_void_p).value
             assert address is not None
             return address, real(kernel, *sizes)[1]
 
-        monkeypatch.setattr(OpenKernel, "sized_call", sized_call)
+        monkeypatch.setattr(OpenKernel, "sized_call", call_with_sizes)
         fused = ctypes.cast(self.fused_function, ctypes.c_void_p).value
         monkeypatch.setattr(OpenKernel, "fused_call", property(lambda _: fused))
 
@@ -111,7 +111,7 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack of the idle device's kernels, without fusions."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
 
@@ -123,13 +123,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> idle_device.IdleDevice:
 
 
 @pytest.fixture
-def dispatcher(device: idle_device.IdleDevice, opened: pack.Pack, reference: Reference) -> Iterator[Any]:
+def dispatcher(device: idle_device.IdleDevice, opened_pack: pack.Pack, reference: Reference) -> Iterator[Any]:
     """A dispatcher on the idle device whose kernels compute by ``reference``."""
-    with emulated(device, [opened], prefer="kernel") as own:
+    with emulated(device, [opened_pack], prefer="kernel") as own:
         yield own
 
 
-def drawn(*shape: int, seed: int = 0) -> Any:
+def draw_integers(*shape: int, seed: int = 0) -> Any:
     """Small integers in fp16, so that products are exact."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).half()
 
@@ -149,7 +149,7 @@ def kernel_calls(dispatcher: dispatch.Dispatcher) -> int:
 
 @pytest.mark.slow
 def test_the_second_call_is_made_by_cpp(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     cudal2gen.matmul(a, b)
     assert reference.streams == [], "the first is Python's"
     for _ in range(3):
@@ -169,16 +169,16 @@ def test_leading_dimensions_batches_and_rows(
     layout: str, dispatcher: dispatch.Dispatcher, reference: Reference
 ) -> None:
     reference.layout = layout
-    a, b = drawn(48, 96)[:, :64], drawn(64, 72, seed=1)[:, :40]
-    b = drawn(40, 96, seed=1)[:, :64].t() if layout == "tn" else b
-    for left in (a, drawn(2, 3, 8, 64), drawn(64)):
+    a, b = draw_integers(48, 96)[:, :64], draw_integers(64, 72, seed=1)[:, :40]
+    b = draw_integers(40, 96, seed=1)[:, :64].t() if layout == "tn" else b
+    for left in (a, draw_integers(2, 3, 8, 64), draw_integers(64)):
         cudal2gen.matmul(left, b)
         assert torch.equal(cudal2gen.matmul(left, b), product(left, b))
     assert len(reference.streams) == 3
 
 
 def test_plans_of_batch_invariant_calls_are_their_own(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for count, invariant in ((0, False), (1, False), (1, True), (2, True), (3, False)):
         cudal2gen.matmul(a, b, batch_invariant=invariant)
         assert len(reference.streams) == count, "the first call of each kind is Python's"
@@ -187,7 +187,7 @@ def test_plans_of_batch_invariant_calls_are_their_own(dispatcher: dispatch.Dispa
 
 def test_linear(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     reference.layout = "tn"
-    x, weight = drawn(2, 5, 64), drawn(40, 64, seed=1)
+    x, weight = draw_integers(2, 5, 64), draw_integers(40, 64, seed=1)
     for _ in range(2):
         d = cudal2gen.linear(x, weight)
     assert torch.equal(d, product(x, weight.t()))
@@ -200,7 +200,7 @@ def test_linear(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
 
 def test_calls_that_differ_have_plans_of_their_own(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """Plans depend on shapes, strides, alignment, types, and the arguments that are no tensors."""
-    whole, b = drawn(97, 128), drawn(64, 40, seed=1)
+    whole, b = draw_integers(97, 128), draw_integers(64, 40, seed=1)
     start = whole.view(-1)
     kinds = [
         whole[:48, :64],
@@ -226,7 +226,7 @@ def test_calls_that_differ_have_plans_of_their_own(dispatcher: dispatch.Dispatch
 
 
 def test_types_are_kinds(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
     assert cudal2gen.matmul(a.bfloat16(), b.bfloat16()).dtype == torch.bfloat16
@@ -243,9 +243,9 @@ def test_types_are_kinds(dispatcher: dispatch.Dispatcher, reference: Reference) 
 
 
 def test_whatever_changes_a_plan_ends_it_in_c(
-    dispatcher: dispatch.Dispatcher, reference: Reference, opened: pack.Pack
+    dispatcher: dispatch.Dispatcher, reference: Reference, opened_pack: pack.Pack
 ) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
 
     def calls() -> int:
         before = len(reference.streams)
@@ -259,7 +259,7 @@ def test_whatever_changes_a_plan_ends_it_in_c(
     assert [calls(), calls()] == [0, 1], "the plan is made anew"
     with cudal2gen.autotune("off"):
         assert [calls(), calls()] == [0, 1]
-    dispatcher.add(opened)
+    dispatcher.add(opened_pack)
     assert [calls(), calls()] == [0, 1]
     assert list(dispatcher.stats()["torch"].values()) == [2]
     assert kernel_calls(dispatcher) == 9
@@ -268,7 +268,7 @@ def test_whatever_changes_a_plan_ends_it_in_c(
 
 
 def test_a_plan_that_races_or_was_dropped_is_not_kept(dispatcher: dispatch.Dispatcher) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     cudal2gen.matmul(a, b)
     (plan,) = dispatcher.plans.values()
     assert plan.native is not None
@@ -285,7 +285,7 @@ def test_a_plan_that_races_or_was_dropped_is_not_kept(dispatcher: dispatch.Dispa
 def test_another_dispatcher_has_plans_of_its_own(
     dispatcher: dispatch.Dispatcher, reference: Reference, device: idle_device.IdleDevice
 ) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for _ in range(3):
         cudal2gen.matmul(a, b)
     with emulated(device, []) as other:
@@ -300,7 +300,7 @@ def test_another_dispatcher_has_plans_of_its_own(
 
 def test_what_the_launcher_refuses_is_computed_by_torch(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """C++ returns nothing, and Python's launch reports the reason."""
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
     reference.code = 1
@@ -318,9 +318,9 @@ def test_what_the_launcher_refuses_is_computed_by_torch(dispatcher: dispatch.Dis
     assert len(reference.streams) == 3, "C++ is not asked again"
 
 
-def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
-    pairs = [(drawn(rows, 64), drawn(64, 40, seed=1)) for rows in (8, 16)]
-    with emulated(device, [opened], prefer="kernel") as dispatcher:
+def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened_pack: pack.Pack) -> None:
+    pairs = [(draw_integers(rows, 64), draw_integers(64, 40, seed=1)) for rows in (8, 16)]
+    with emulated(device, [opened_pack], prefer="kernel") as dispatcher:
 
         def work() -> None:
             for _ in range(500):
@@ -343,10 +343,10 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
 # --- torch's products ---
 
 
-def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[tuple[Any, ...]]:
+def plan_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[tuple[Any, ...]]:
     """Makes C++ compute all planned calls, with torch's products as calls of an operator, as on a GPU. The list gets
     the name and arguments of each call of ``planners``, functions of ``torch_operators``."""
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # makes the C++ function available
+    cudal2gen.matmul(draw_integers(48, 64), draw_integers(64, 40))  # makes the C++ function available
     monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     planned_calls: list[tuple[Any, ...]] = []
 
@@ -363,15 +363,15 @@ def test_cpp_also_makes_the_calls_that_torch_computes(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, C++ also makes the calls that torch computes; under autocast Python makes them, with cast operands."""
-    planned_calls = planned_as_on_gpu(monkeypatch, "plan_matmul")
-    a, b = drawn(48, 64).float(), drawn(64, 40, seed=1).float()
+    planned_calls = plan_as_on_gpu(monkeypatch, "plan_matmul")
+    a, b = draw_integers(48, 64).float(), draw_integers(64, 40, seed=1).float()
     for _ in range(3):
         assert torch.equal(cudal2gen.matmul(a, b), a @ b)
     assert len(planned_calls) == 1
     with torch.autocast("cpu", torch.bfloat16):
         d = cudal2gen.matmul(a, b)
     assert (d.dtype, [call[1].dtype for call in planned_calls]) == (torch.bfloat16, [torch.float32, torch.bfloat16])
-    left = drawn(3, 48, 64).float()
+    left = draw_integers(3, 48, 64).float()
     for _ in range(2):
         assert torch.equal(cudal2gen.matmul(left, b), left @ b)
     for _ in range(3):
@@ -391,7 +391,7 @@ def test_cpp_also_makes_the_calls_that_torch_computes(
 def test_python_reports_a_failure_of_torch(
     dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    planned_as_on_gpu(monkeypatch)
+    plan_as_on_gpu(monkeypatch)
     a, b = torch.zeros(8, 8, dtype=torch.bool), torch.zeros(8, 8, dtype=torch.bool)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
@@ -403,7 +403,7 @@ def test_python_reports_a_failure_of_torch(
 
 @pytest.mark.slow
 def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
     before = len(reference.streams)
@@ -436,8 +436,8 @@ def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, referen
 def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """The operands are a negated view, a tensor without memory, and plain ones of the same shapes before and after
     these."""
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
-    negated = torch._neg_view(drawn(48, 128, seed=2))[:, :64]
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
+    negated = torch._neg_view(draw_integers(48, 128, seed=2))[:, :64]
     none = torch._efficientzerotensor((48, 64), dtype=torch.float16)
     for x in (negated, none, a):
         cudal2gen.matmul(x, b)  # by Python, which computes nothing here
@@ -449,7 +449,7 @@ def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, referenc
         for _ in range(2):
             assert torch.equal(cudal2gen.matmul(x, b, out=out), product(x, b))
     reference.layout, weight = "tn", b.t().contiguous()
-    for bias in (drawn(40), torch._neg_view(drawn(40))):
+    for bias in (draw_integers(40), torch._neg_view(draw_integers(40))):
         for x in (a, negated, none):
             cudal2gen.linear(x, weight, bias)  # by Python
             for _ in range(2):
@@ -457,7 +457,7 @@ def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, referenc
 
 
 def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
         for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
@@ -473,7 +473,7 @@ def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch warns about its own tensors
 def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """Calls with them fail or are computed by torch, as without C++."""
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
     strange = [
@@ -505,15 +505,15 @@ def outcome(a: Any, b: Any) -> str:
 # --- what a call costs ---
 
 
-def test_a_planned_call_costs_little_more_than_a_no_op(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
+def test_a_planned_call_costs_little_more_than_a_no_op(device: idle_device.IdleDevice, opened_pack: pack.Pack) -> None:
     """A planned call costs at most two no-ops of torch.library more than one no-op does.
 
     On known machines it costs 1.1 to 1.5 no-ops more.
 
     The times are minima of short alternating rounds, which are repeated while they are disturbed.
     """
-    a, b, idle = drawn(8, 8), drawn(8, 8, seed=1), overhead.no_op()
-    with torch.no_grad(), emulated(device, [opened], prefer="kernel") as dispatcher:
+    a, b, idle = draw_integers(8, 8), draw_integers(8, 8, seed=1), overhead.no_op()
+    with torch.no_grad(), emulated(device, [opened_pack], prefer="kernel") as dispatcher:
         cudal2gen.matmul(a, b)
         least = {"matmul": float("inf"), "no-op": float("inf")}
         for _ in range(10):

@@ -21,11 +21,11 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import call_native  # noqa: E402
-from tests.cudal2gen.test_native_calls import drawn, opened  # noqa: E402
+from tests.cudal2gen.test_native_calls import draw_integers, opened_pack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-__all__ = ["opened"]  # fixtures
+__all__ = ["opened_pack"]  # fixtures
 
 
 # --- the library ---
@@ -88,9 +88,9 @@ def test_without_a_library_python_makes_the_calls(tmp_path: Path, monkeypatch: p
         unconnected.state
         == "calls are Python's: the launcher of torch needs g++, which PATH lacks; e.g. apt install g++"
     )
-    assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
-    refused = f"calls are Python's: {other} has version 99, not {call_native.VERSION}"
-    assert call_native.Native()._connect(other) == refused
+    assert unconnected.planned(draw_integers(2, 2), draw_integers(2, 2), 0) is None
+    reason = f"calls are Python's: {other} has version 99, not {call_native.VERSION}"
+    assert call_native.Native()._connect(other) == reason
     half = tmp_path / "half.c"
     half.write_text(f"int cudal2gen_torch_version(void) {{ return {call_native.VERSION}; }}\n")
     subprocess.run(["gcc", "-shared", "-fPIC", str(half), "-o", str(tmp_path / "half.so")], check=True)
@@ -130,22 +130,22 @@ def test_a_library_is_connected_whole_or_not_at_all(
     assert order[-1] == "_library"
     assert {"plan", "planned", "_on_cuda"} <= set(order[:-1])
 
-    def refused() -> None:
+    def refuse_load() -> None:
         raise RuntimeError("torch has no such operator")
 
-    monkeypatch.setattr(call_native, "_operators", refused)
+    monkeypatch.setattr(call_native, "_operators", refuse_load)
     unconnected = call_native.Native()
     assert not unconnected.serves(call_native.CallPlace(), file)
     assert not unconnected.connected
-    assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
+    assert unconnected.planned(draw_integers(2, 2), draw_integers(2, 2), 0) is None
     assert "torch has no such operator" in unconnected.state
 
 
-def test_a_pack_has_the_library(opened: pack.Pack) -> None:
-    assert opened.torch_library is not None
-    assert opened.torch_library.read_bytes() == compiler.torch_launcher().read_bytes()
-    assert machine._calls({opened.gpu: opened}) == (True, str(opened.torch_library))
-    older = pack.Pack(opened.directory, opened.facts | {"files": {}})
+def test_a_pack_has_the_library(opened_pack: pack.Pack) -> None:
+    assert opened_pack.torch_library is not None
+    assert opened_pack.torch_library.read_bytes() == compiler.torch_launcher().read_bytes()
+    assert machine._calls({opened_pack.gpu: opened_pack}) == (True, str(opened_pack.torch_library))
+    older = pack.Pack(opened_pack.directory, opened_pack.facts | {"files": {}})
     assert older.torch_library is None
 
 
@@ -175,7 +175,7 @@ from cudal2gen import pack
 from cudal2gen.operators import call_native, emulated
 from tests.cudal2gen import idle_device, test_native_calls
 device, reference = idle_device.IdleDevice(Path(sys.argv[1]).parent), test_native_calls.Reference()
-a, b = test_native_calls.drawn(48, 64), test_native_calls.drawn(64, 40)
+a, b = test_native_calls.draw_integers(48, 64), test_native_calls.draw_integers(64, 40)
 patch = test_native_calls.pytest.MonkeyPatch()
 reference.install(patch)
 for guard in (False, True):
@@ -189,13 +189,13 @@ print(reference.streams)
 
 
 @pytest.mark.slow
-def test_the_stream_and_the_guard_of_a_cuda_device(tmp_path: Path, opened: pack.Pack, checkout: Path) -> None:
+def test_the_stream_and_the_guard_of_a_cuda_device(tmp_path: Path, opened_pack: pack.Pack, checkout: Path) -> None:
     """A stand-in replaces the CUDA part of torch."""
     library = tmp_path / "libtorch_cuda.so"
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=CUDA, text=True, check=True)
     done = subprocess.run(
-        [sys.executable, "-c", ON_CUDA, str(library), str(opened.directory)],
+        [sys.executable, "-c", ON_CUDA, str(library), str(opened_pack.directory)],
         check=False, capture_output=True, text=True, cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "out\n[1003, 1103]\n"), done.stderr

@@ -15,10 +15,10 @@ from tests.cudal2gen.test_native_calls import (
     Reference,
     device,
     dispatcher,
-    drawn,
+    draw_integers,
     kernel_calls,
-    opened,
-    planned_as_on_gpu,
+    opened_pack,
+    plan_as_on_gpu,
     product,
     reference,
 )
@@ -33,7 +33,7 @@ from scripts import overhead  # noqa: E402
 pytestmark = pytest.mark.torch
 
 BUILT_AHEAD = idle_device.records("bias_n", "bias_n+silu")
-__all__ = ["device", "dispatcher", "opened", "reference"]  # fixtures
+__all__ = ["device", "dispatcher", "opened_pack", "reference"]  # fixtures
 
 
 # --- out ---
@@ -42,7 +42,7 @@ __all__ = ["device", "dispatcher", "opened", "reference"]  # fixtures
 @pytest.mark.parametrize("layout", ["nn", "tn"])
 def test_d_is_written_where_it_lies(layout: str, dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     reference.layout = layout
-    a, b = drawn(48, 64), drawn(40, 64, seed=1).t() if layout == "tn" else drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(40, 64, seed=1).t() if layout == "tn" else draw_integers(64, 40, seed=1)
     rows = torch.full((48, 72), 9.0).half()
     for count, out in enumerate((torch.empty(48, 40).half(), rows[:, :40])):
         for calls in range(3):
@@ -63,7 +63,7 @@ def test_d_is_written_where_it_lies(layout: str, dispatcher: dispatch.Dispatcher
 
 
 def test_out_that_overlaps_is_refused_at_each_call(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    memory = drawn(5 * 64 * 64)
+    memory = draw_integers(5 * 64 * 64)
     a, b, apart = (memory[64 * 64 * place :][: 64 * 64].view(64, 64) for place in (1, 2, 3))
     for _ in range(3):
         cudal2gen.matmul(a, b, out=apart)
@@ -80,7 +80,7 @@ def test_out_that_overlaps_is_refused_at_each_call(dispatcher: dispatch.Dispatch
 
 
 def test_out_may_lie_in_other_columns_of_an_operands_rows(dispatcher: dispatch.Dispatcher) -> None:
-    rows, b = drawn(48, 160), drawn(64, 40, seed=1)
+    rows, b = draw_integers(48, 160), draw_integers(64, 40, seed=1)
     a = rows[:, 40:104]
     for columns in (slice(0, 40), slice(104, 144), slice(120, 160)):
         for _ in range(2):
@@ -117,7 +117,7 @@ def test_what_is_apart_has_no_element_in_common() -> None:
 
 
 def test_a_tensor_of_inference_mode_is_written_in_that_mode(dispatcher: dispatch.Dispatcher) -> None:
-    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    a, b = draw_integers(48, 64), draw_integers(64, 40, seed=1)
     with torch.inference_mode():
         out = torch.zeros(48, 40).half()
     for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
@@ -130,8 +130,8 @@ def test_a_tensor_of_inference_mode_is_written_in_that_mode(dispatcher: dispatch
 
 
 def test_out_with_a_lazy_sign(dispatcher: dispatch.Dispatcher) -> None:
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # makes the C++ function available
-    a, b = drawn(48, 64).cfloat() * 1j, drawn(64, 40, seed=1).cfloat() * (1 + 1j)
+    cudal2gen.matmul(draw_integers(48, 64), draw_integers(64, 40))  # makes the C++ function available
+    a, b = draw_integers(48, 64).cfloat() * 1j, draw_integers(64, 40, seed=1).cfloat() * (1 + 1j)
     for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
         for _ in range(2):
             conjugate, negative = torch.empty(48, 40).cfloat().conj(), torch._neg_view(torch.empty(48, 40).half())
@@ -145,7 +145,7 @@ def test_out_with_a_lazy_sign(dispatcher: dispatch.Dispatcher) -> None:
 
 
 def test_out_of_other_types_modes_and_gradients(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    a, b, out = drawn(48, 64), drawn(64, 40, seed=1), torch.empty(48, 40).half()
+    a, b, out = draw_integers(48, 64), draw_integers(64, 40, seed=1), torch.empty(48, 40).half()
     for _ in range(2):
         cudal2gen.matmul(a, b, out=out)
     with pytest.raises(TypeError, match=r"^out:"):
@@ -181,17 +181,17 @@ def layer(x: Any, weight: Any, bias: Any) -> Any:
 def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """If no kernel adds the bias, torch adds it, called from C++."""
     reference.layout = "tn"
-    x, weight, bias = drawn(2, 5, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
+    x, weight, bias = draw_integers(2, 5, 64), draw_integers(40, 64, seed=1), draw_integers(40, seed=2)
     cudal2gen.linear(x, weight, bias)
     for calls in range(1, 4):
         d = cudal2gen.linear(x, weight, bias)
         assert torch.equal(d, layer(x, weight, bias))
         assert (d.shape, d.requires_grad, len(reference.streams)) == ((2, 5, 40), False, calls)
-    other = cudal2gen.linear(x, weight, drawn(80, seed=2)[::2])
+    other = cudal2gen.linear(x, weight, draw_integers(80, seed=2)[::2])
     assert other.shape == d.shape
     assert len(reference.streams) == 3, "a bias with gaps is another kind"
     with pytest.raises(ValueError, match=r"^bias:"):
-        cudal2gen.linear(x, weight, drawn(1))
+        cudal2gen.linear(x, weight, draw_integers(1))
     with pytest.raises(TypeError, match=r"^bias:"):
         cudal2gen.linear(x, weight, bias.float())
     assert dispatcher.stats()["torch"] == {}
@@ -201,48 +201,52 @@ def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, re
 
 
 @pytest.fixture(scope="module")
-def biased(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def bias_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack with kernels that add a bias, and one that also applies SiLU."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"), "bias_n", "bias_n+silu")
 
 
 @pytest.fixture
-def fusing(device: idle_device.IdleDevice, biased: pack.Pack, reference: Reference) -> Iterator[dispatch.Dispatcher]:
-    """A dispatcher that takes kernels of ``biased``."""
-    with emulated(device, [biased], prefer="kernel") as own:
+def fusing_dispatcher(
+    device: idle_device.IdleDevice, bias_pack: pack.Pack, reference: Reference
+) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes kernels of ``bias_pack``."""
+    with emulated(device, [bias_pack], prefer="kernel") as own:
         yield own
 
 
-def test_a_kernel_adds_its_bias(fusing: dispatch.Dispatcher, reference: Reference) -> None:
+def test_a_kernel_adds_its_bias(fusing_dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     reference.layout = "tn"
-    x, weight = drawn(48, 64), drawn(40, 64, seed=1)
+    x, weight = draw_integers(48, 64), draw_integers(40, 64, seed=1)
     for seed in range(4):
-        bias = drawn(40, seed=seed)
+        bias = draw_integers(40, seed=seed)
         d = cudal2gen.linear(x, weight, bias)
         if seed:
             assert torch.equal(d, layer(x, weight, bias))
             given = reference.fused[-1]
             assert (given.bias, given.c, given.alpha, given.beta, given.aux) == (bias.data_ptr(), None, 1, 0, None)
     assert len(reference.fused) == 3
-    gaps = drawn(80)[::2]
+    gaps = draw_integers(80)[::2]
     for _ in range(2):
         cudal2gen.linear(x, weight, gaps)
     assert len(reference.fused) == 3, "Python copies a bias with gaps"
     cudal2gen.linear(x, weight, bias, "silu")
     cudal2gen.linear(x, weight, bias, "silu")
     assert len(reference.streams) == 3, "other fusions are Python's"
-    (name,) = {name for name in fusing.stats()["kernel"] if "silu" not in name}
+    (name,) = {name for name in fusing_dispatcher.stats()["kernel"] if "silu" not in name}
     assert "bias" in name
-    assert fusing.stats()["torch"] == {}
+    assert fusing_dispatcher.stats()["torch"] == {}
 
 
-def test_python_reports_a_refused_launch_with_a_bias(fusing: dispatch.Dispatcher, reference: Reference) -> None:
-    x, weight, bias = drawn(48, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
+def test_python_reports_a_refused_launch_with_a_bias(
+    fusing_dispatcher: dispatch.Dispatcher, reference: Reference
+) -> None:
+    x, weight, bias = draw_integers(48, 64), draw_integers(40, 64, seed=1), draw_integers(40, seed=2)
     reference.code = 1
     for _ in range(2):
         cudal2gen.linear(x, weight, bias)
     assert len(reference.streams) == 1
-    assert kernel_calls(fusing) == 2, "Python's launches, which nothing refuses here"
+    assert kernel_calls(fusing_dispatcher) == 2, "Python's launches, which nothing refuses here"
 
 
 # --- torch's products ---
@@ -252,8 +256,12 @@ def test_cpp_makes_calls_of_layers_and_products_into_out_that_torch_computes(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This is the case on a GPU, where they are calls of an operator."""
-    planned_calls = planned_as_on_gpu(monkeypatch, "plan_linear", "_plan_and_write")
-    x, weight, bias = drawn(48, 64).float(), drawn(40, 64, seed=1).float(), drawn(40, seed=2).float()
+    planned_calls = plan_as_on_gpu(monkeypatch, "plan_linear", "_plan_and_write")
+    x, weight, bias = (
+        draw_integers(48, 64).float(),
+        draw_integers(40, 64, seed=1).float(),
+        draw_integers(40, seed=2).float(),
+    )
     out = torch.empty(48, 40)
     for _ in range(3):
         assert torch.equal(cudal2gen.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
@@ -278,18 +286,23 @@ def test_cpp_makes_calls_of_layers_and_products_into_out_that_torch_computes(
 
 
 def test_calls_with_three_operands_cost_little_more_than_plain_ones(
-    device: idle_device.IdleDevice, biased: pack.Pack
+    device: idle_device.IdleDevice, bias_pack: pack.Pack
 ) -> None:
     """Through Python they cost twice as much. The times are minima of short alternating rounds, repeated while
     disturbed."""
-    a, weight, bias, out = drawn(8, 8), drawn(8, 8, seed=1), drawn(8, seed=2), torch.empty(8, 8).half()
+    a, weight, bias, out = (
+        draw_integers(8, 8),
+        draw_integers(8, 8, seed=1),
+        draw_integers(8, seed=2),
+        torch.empty(8, 8).half(),
+    )
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: cudal2gen.matmul(a, weight),
         "out": lambda: cudal2gen.matmul(a, weight, out=out),
         "bias": lambda: cudal2gen.linear(a, weight, bias),
     }
     least = dict.fromkeys(calls, float("inf"))
-    with torch.no_grad(), emulated(device, [biased], prefer="kernel"):
+    with torch.no_grad(), emulated(device, [bias_pack], prefer="kernel"):
         for call in calls.values():
             call()
         for _ in range(10):

@@ -53,7 +53,7 @@ def here(card: gpu.Gpu) -> Callable[[Record], Record]:
         else [name for name in GPUS if GPUS[name].capability.number == card.capability]
     )
 
-    def revised(record: Record) -> Record:
+    def revise_for_card(record: Record) -> Record:
         if not models:
             pytest.skip(f"no model in GPUS is like {card.model}")
         try:
@@ -61,11 +61,11 @@ def here(card: gpu.Gpu) -> Callable[[Record], Record]:
         except IllegalRecord as error:
             pytest.skip(str(error))
 
-    return revised
+    return revise_for_card
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _built_together(here: Callable[[Record], Record]) -> None:
+def _compile_in_one_batch(here: Callable[[Record], Record]) -> None:
     """Compiles the kernels of all paths that this GPU runs, in one batch."""
     legal = []
     for record in PATHS.values():
@@ -80,14 +80,14 @@ def _built_together(here: Callable[[Record], Record]) -> None:
 def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], device.BuiltKernel]:
     """A function that builds a record for this GPU. It skips the test if the GPU does not run the record."""
 
-    def built(record: Record) -> device.BuiltKernel:
+    def built_kernel(record: Record) -> device.BuiltKernel:
         record = here(record)
         return device.BuiltKernel(record, compiler.build([record])[0], library)
 
-    return built
+    return built_kernel
 
 
-def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
+def try_on_gpu(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
     """The verdict of a kernel on the GPU. ``wrap`` may put an adversary around the opened kernel: it is called with the
     kernel and the function that allocates the GPU's memory."""
     record = subject.record
@@ -99,7 +99,7 @@ def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel,
 # Every eighth path comes first, so that paths of every kind have been executed when time runs out.
 @pytest.mark.parametrize("name", [name for first in range(8) for name in list(PATHS)[first::8]])
 def test_every_path_is_right(name: str, card: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(card, subject(PATHS[name]))
+    verdict = try_on_gpu(card, subject(PATHS[name]))
     assert verdict.findings == []
     assert verdict.passed
     assert verdict.deterministic
@@ -122,14 +122,14 @@ LONGER = {"acc": "f32", "k": 512}  # of the kernel that adversaries launch
 @pytest.mark.card
 @pytest.mark.parametrize("changes", LARGE, ids=["f16", "f32", "split", "ragged"])
 def test_a_large_problem_is_right(changes: dict[str, Any], card: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(card, subject(small(**changes)))
+    verdict = try_on_gpu(card, subject(small(**changes)))
     assert verdict.findings == []
     assert changes["m"] in {case.m for case in verdict.cases}
 
 
 @pytest.mark.parametrize("adversary", FINDINGS, ids=lambda adversary: adversary.__name__)
 def test_adversaries_are_caught_and_named(adversary: type[Adversary], card: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(card, subject(small(**LONGER)), adversary)
+    verdict = try_on_gpu(card, subject(small(**LONGER)), adversary)
     findings = {finding.split(": ", 1)[1] for finding in verdict.findings}
     assert any(finding.startswith(FINDINGS[adversary]) for finding in findings), findings
 
@@ -171,7 +171,7 @@ class OnAnotherStreamThatFollows(Adversary):
     "adversary", [OnAnotherStream, OnAnotherStreamThatFollows], ids=lambda adversary: adversary.__name__
 )
 def test_work_on_another_stream_is_caught(adversary: type[Adversary], card: gpu.Gpu, subject: Any) -> None:
-    verdict = tried(card, subject(small()), adversary)
+    verdict = try_on_gpu(card, subject(small()), adversary)
     card.synchronize()
     assert any("stream-order" in finding for finding in verdict.findings), verdict.findings
 
@@ -198,7 +198,7 @@ def test_faulty_binaries_are_caught(edit: str, card: gpu.Gpu, subject: Any, tmp_
     (directory / "kernel.ptx").write_text(text[: place.start()] + text[end:])
     command = [toolchain.discover().ptxas, f"-arch={whole.artifact.ptxas.arch}", directory / "kernel.ptx"]
     subprocess.run([*command, "-o", directory / "kernel.cubin"], check=True)
-    verdict = tried(card, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
+    verdict = try_on_gpu(card, replace(whole, artifact=compiler.Artifact(directory, whole.artifact.ptxas)))
     assert any(finding_text in finding for finding in verdict.findings), verdict.findings
 
 

@@ -31,7 +31,7 @@ RECORDS = [record for record in space.candidates(PROBLEM).records if record.fami
 CLEAN = Ptxas("sm_90a", 168, 0, 0, 0, 0, 1)
 
 
-def wrong(operands: Operands, _: int) -> None:
+def spoil_element(operands: Operands, _: int) -> None:
     """Spoils an element of D after a launch."""
     operands.d[0, 0] += 30
 
@@ -71,7 +71,7 @@ class Shop:
         if self.faults.get(record.name) == "launch":
             raise LaunchError(1, "cudaErrorInvalidValue")
         us = 0.01 if self.faults.get(record.name) == "too good" else self.us(record)
-        faulty = wrong if self.faults.get(record.name) == "timing" else None
+        faulty = spoil_element if self.faults.get(record.name) == "timing" else None
         self.log.append(f"open {record.name}")
         return FakeKernel(self.device, record, us, faulty=faulty)
 

@@ -95,14 +95,14 @@ def parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or () if filled(cell))
+        yield from (cell.cell_contents for cell in value.__closure__ or () if is_filled(cell))
     elif isinstance(value, MethodType):
         yield value.__self__
     elif type(value).__module__.startswith(PACKAGE) and hasattr(value, "__dict__"):
         yield from vars(value).values()
 
 
-def filled(cell: CellType) -> bool:
+def is_filled(cell: CellType) -> bool:
     """Whether a variable of a closure has a value."""
     try:
         cell.cell_contents  # noqa: B018
@@ -153,14 +153,14 @@ class Tracer:
         try:
             if event == "call":
                 self._enter(frame)
-            elif not self._holds_now.pop(frame, True) and self._held_by(frame):
+            elif not self._holds_now.pop(frame, True) and self._is_held_by(frame):
                 self.way.visits.append(name_of(frame))
         finally:
             sys.setprofile(self._event)
 
     def _enter(self, frame: FrameType) -> None:
         """Notes a call, and whether it visits the operand or climbs with it."""
-        name, held = name_of(frame), self._held_by(frame)
+        name, held = name_of(frame), self._is_held_by(frame)
         self._holds_now[frame] = held
         self.way.calls.append(name)
         if held:
@@ -173,10 +173,10 @@ class Tracer:
         above = name_of(caller)
         if name.module.startswith(MEASURING) and not above.module.startswith(MEASURING):
             self.way.measuring.add(name.partition(":")[2])
-        if (held or self._held_by(caller)) and above.module in self._reached(name.module) - {name.module}:
+        if (held or self._is_held_by(caller)) and above.module in self._reached(name.module) - {name.module}:
             self.way.climbs.append((above, name))
 
-    def _held_by(self, frame: FrameType) -> bool:
+    def _is_held_by(self, frame: FrameType) -> bool:
         """Whether a function holds the operand now."""
         return any(self._holds(value, NESTED, set()) for value in list(frame.f_locals.values()))
 
@@ -220,12 +220,12 @@ def test_a_call_visits_few_functions_and_seldom_climbs(
 
 @pytest.mark.slow
 def test_measuring_is_a_layer_of_its_own(
-    operands: tuple[torch.Tensor, torch.Tensor], device: EmulatedDevice, opened: pack.Pack, checkout: Path
+    operands: tuple[torch.Tensor, torch.Tensor], device: EmulatedDevice, opened_pack: pack.Pack, checkout: Path
 ) -> None:
     """A first call that times kernels enters the measuring layer only by the functions that are named here. Outside of
     that layer it makes no more visits and climbs than another first call."""
     clock = racing.Clock(device, {}, 1000.0)
-    with racing.process(opened, racing.Timed(device, clock), "once") as dispatcher:
+    with racing.process(opened_pack, racing.Timed(device, clock), "once") as dispatcher:
         way = Tracer(operands[0], checkout).trace(lambda: cudal2gen.matmul(*operands))
         assert sum(dispatcher.stats()["kernel"].values()) == 1
     outside = [visit for visit in way.visits if not visit.module.startswith(MEASURING)]

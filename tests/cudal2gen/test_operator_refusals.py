@@ -18,11 +18,11 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import devices, dispatch, emulated  # noqa: E402
-from tests.cudal2gen.test_operators import directory, drawn, launched, opened, product  # noqa: E402
+from tests.cudal2gen.test_operators import directory, draw_integers, launch_count, opened_pack, product  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-__all__ = ["directory", "opened"]  # fixtures
+__all__ = ["directory", "opened_pack"]  # fixtures
 
 
 # --- what is refused ---
@@ -186,7 +186,7 @@ def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.Monk
     current, captured = [0], {0}
 
     @contextmanager
-    def entered(index: int) -> Iterator[None]:
+    def enter(index: int) -> Iterator[None]:
         current.append(index)
         yield
         current.pop()
@@ -194,7 +194,7 @@ def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.Monk
     properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "device", enter)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] in captured)
     cards = [devices.Cuda(index) for index in range(count)]
     assert [card.capturing() for card in cards] == [True] * count
@@ -206,18 +206,18 @@ def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.Monk
 
 
 def test_one_of_several_devices_is_made_current(
-    device: EmulatedDevice, operator_device: OperatorDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, operator_device: OperatorDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered: list[int] = []
+    launches_at_entry: list[int] = []
 
     @contextmanager
     def current() -> Iterator[None]:
-        entered.append(launched(device))
+        launches_at_entry.append(launch_count(device))
         yield
 
     operator_device.alone, operator_device.current = False, current  # type: ignore[method-assign]
-    a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
-    with emulated(operator_device, [opened], prefer="kernel"):
+    a, b = draw_integers(device, 40, 64), draw_integers(device, 24, 64).t()
+    with emulated(operator_device, [opened_pack], prefer="kernel"):
         for _ in range(2):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-    assert entered == [0, 0, 1], "when the kernel is opened, and at each launch"
+    assert launches_at_entry == [0, 0, 1], "when the kernel is opened, and at each launch"

@@ -44,19 +44,19 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(directory: Path) -> pack.Pack:
+def opened_pack(directory: Path) -> pack.Pack:
     """The pack of ``directory``."""
     return pack.open_pack(directory)
 
 
 @pytest.fixture
-def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+def measured_dispatcher(operator_device: OperatorDevice, opened_pack: pack.Pack) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher that takes measured kernels only."""
-    with emulated(operator_device, [opened]) as dispatcher:
+    with emulated(operator_device, [opened_pack]) as dispatcher:
         yield dispatcher
 
 
-def drawn(device: EmulatedDevice, rows: int, cols: int, wide: int = 0, start: int = 0) -> Any:
+def draw_integers(device: EmulatedDevice, rows: int, cols: int, wide: int = 0, start: int = 0) -> Any:
     """Small integers in the device's memory, so that products are exact; rows are ``wide`` apart."""
     wide = wide or cols
     whole = device.empty(rows * wide + start)
@@ -85,7 +85,7 @@ def ran(dispatcher: dispatch.Dispatcher) -> tuple[int, list[str]]:
     [(64, 64, 128), (1, 64, 64), (33, 1, 72), (31, 47, 8), (7, 5, 3), (40, 24, 100), (1, 1, 1), (96, 96, 64)],
 )
 def test_b_as_n_k_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, m, k), drawn(device, n, k).t()
+    a, b = draw_integers(device, m, k), draw_integers(device, n, k).t()
     d = cudal2gen.matmul(a, b)
     assert d.shape == (m, n)
     assert d.is_contiguous()
@@ -95,18 +95,18 @@ def test_b_as_n_k_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, ke
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (31, 48, 72), (5, 7, 9), (3, 1, 64)])
 def test_b_as_k_n_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, m, k), drawn(device, k, n)
+    a, b = draw_integers(device, m, k), draw_integers(device, k, n)
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert ran(kernels) == (1, [])
 
 
-def launched(device: EmulatedDevice) -> int:
+def launch_count(device: EmulatedDevice) -> int:
     """The number of launches so far."""
     return len(device.session.launches)
 
 
 def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 40, 64, wide=80), drawn(device, 24, 64, wide=72).t()
+    a, b = draw_integers(device, 40, 64, wide=80), draw_integers(device, 24, 64, wide=72).t()
     allocated: list[Any] = []
     device.empty, real = (lambda *shape: allocated.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
@@ -117,20 +117,20 @@ def test_leading_dimensions_are_served_without_a_copy(device: EmulatedDevice, ke
 def test_rows_off_16_bytes_are_copied(
     wide: int, start: int, device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    a, b = drawn(device, 40, 64, wide, start), drawn(device, 24, 64, wide, start).t()
+    a, b = draw_integers(device, 40, 64, wide, start), draw_integers(device, 24, 64, wide, start).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert ran(kernels) == (1, [])
 
 
 def test_a_workspace_and_options_of_the_record(
-    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+    device: EmulatedDevice, opened_pack: pack.Pack, operator_device: OperatorDevice
 ) -> None:
     for name, layout in (("split", "tn"), ("zsplit", "nn"), ("whole", "tn")):
         record = packed.RECORDS[name]
-        own = pack.Pack(opened.directory, opened.facts)
-        own.table.kernels[:] = [kernel for kernel in opened.table.kernels if kernel.record.name == record.name]
-        a, b = drawn(device, 50, record.k), drawn(device, record.k, 90)
-        b = drawn(device, 90, record.k).t() if layout == "tn" else b
+        own = pack.Pack(opened_pack.directory, opened_pack.facts)
+        own.table.kernels[:] = [kernel for kernel in opened_pack.table.kernels if kernel.record.name == record.name]
+        a, b = draw_integers(device, 50, record.k), draw_integers(device, record.k, 90)
+        b = draw_integers(device, 90, record.k).t() if layout == "tn" else b
         with emulated(operator_device, [own], prefer="kernel") as dispatcher:
             for _ in range(2):
                 assert torch.equal(cudal2gen.matmul(a, b, acc=record.acc), product(a, b)), name
@@ -150,7 +150,7 @@ def test_fp16_sums_only_where_they_are_asked_for(device: EmulatedDevice, kernels
 
 
 def test_out_is_written_in_place(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
+    a, b = draw_integers(device, 40, 64), draw_integers(device, 24, 64).t()
     whole = device.empty(40, 32)
     out = whole[:, :24]
     version = out._version
@@ -177,7 +177,7 @@ def test_out_next_to_an_operand_is_no_overlap(device: EmulatedDevice, kernels: d
 
 def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Nothing of a call affects the next one with the same plan."""
-    a, b = drawn(device, 33, 60), drawn(device, 20, 60).t()
+    a, b = draw_integers(device, 33, 60), draw_integers(device, 20, 60).t()
     first = cudal2gen.matmul(a, b)
     expected = first.clone()
     a.mul_(-1)
@@ -187,7 +187,11 @@ def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: dispatch.
 
 
 def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    x, weight, bias = drawn(device, 30, 64).view(2, 3, 5, 64), drawn(device, 24, 64), drawn(device, 1, 24).view(24)
+    x, weight, bias = (
+        draw_integers(device, 30, 64).view(2, 3, 5, 64),
+        draw_integers(device, 24, 64),
+        draw_integers(device, 1, 24).view(24),
+    )
     for term in (None, bias):
         d = cudal2gen.linear(x, weight, term)
         assert d.shape == (2, 3, 5, 24)
@@ -211,15 +215,15 @@ HOPPER = [
 def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
     """Their rules say which sizes they compute without copies. For others, operands are copied to padded ones."""
     record = PATHS[name]
-    opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
+    own_pack = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
     with (
         EmulatedDevice(record) as device,
-        emulated(OperatorDevice(device, record.gpu), [opened], "kernel") as dispatcher,
+        emulated(OperatorDevice(device, record.gpu), [own_pack], "kernel") as dispatcher,
     ):
         sizes = [(record.m, record.n, record.k), (record.m, record.n - 1, record.k), (record.m, record.n, record.k - 3)]
         for m, n, k in [*sizes, (record.m, record.n, record.k), (record.m // 3, 24, record.k)]:
-            a = drawn(device, m, k) if record.along_k.a else drawn(device, k, m).t()
-            b = drawn(device, n, k).t() if record.along_k.b else drawn(device, k, n)
+            a = draw_integers(device, m, k) if record.along_k.a else draw_integers(device, k, m).t()
+            b = draw_integers(device, n, k).t() if record.along_k.b else draw_integers(device, k, n)
             d = cudal2gen.matmul(a, b, acc=record.acc)
             torch.testing.assert_close(d, product(a, b), atol=0, rtol=2**-9 if record.acc == "f16" else 0)
         assert device.session.errors == []
@@ -231,20 +235,21 @@ def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> 
 
 
 def test_strides_that_no_layout_serves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 40, 128)[:, ::2], drawn(device, 24, 64).t()
+    a, b = draw_integers(device, 40, 128)[:, ::2], draw_integers(device, 24, 64).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-    every_other = drawn(device, 48, 128)[:, ::2]
+    every_other = draw_integers(device, 48, 128)[:, ::2]
     assert torch.equal(
-        cudal2gen.matmul(drawn(device, 40, 64), every_other.t()), product(drawn(device, 40, 64), every_other.t())
+        cudal2gen.matmul(draw_integers(device, 40, 64), every_other.t()),
+        product(draw_integers(device, 40, 64), every_other.t()),
     )
-    one_row = drawn(device, 1, 64).expand(40, 64)
+    one_row = draw_integers(device, 1, 64).expand(40, 64)
     assert torch.equal(cudal2gen.matmul(one_row, b), product(one_row, b))
     reasons = ["strides of A that no layout serves", "strides of B that no layout serves"]
     assert ran(kernels) == (0, reasons)
-    x = drawn(device, 30, 64).view(5, 6, 64).transpose(0, 1)
+    x = draw_integers(device, 30, 64).view(5, 6, 64).transpose(0, 1)
     assert torch.equal(
-        cudal2gen.linear(x, drawn(device, 24, 64)).reshape(30, 24),
-        product(x.reshape(30, 64), drawn(device, 24, 64).t()),
+        cudal2gen.linear(x, draw_integers(device, 24, 64)).reshape(30, 24),
+        product(x.reshape(30, 64), draw_integers(device, 24, 64).t()),
     )
     assert kernels.stats()["torch"]["strides of A that no layout serves"] == 3
 
@@ -269,25 +274,25 @@ def test_too_large_for_a_kernel_is_computed_by_torch(kernels: dispatch.Dispatche
     assert "an extent or leading dimension exceeds 16777216" in kernels.stats()["torch"]
 
 
-def test_without_measurements_torch_computes(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+def test_without_measurements_torch_computes(device: EmulatedDevice, measured_dispatcher: dispatch.Dispatcher) -> None:
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-    assert ran(measured) == (1, []), "measured faster"
-    far = drawn(device, 8, 8), drawn(device, 8, 8)
+    assert ran(measured_dispatcher) == (1, []), "measured faster"
+    far = draw_integers(device, 8, 8), draw_integers(device, 8, 8)
     assert torch.equal(cudal2gen.matmul(*far), product(*far))
-    assert ran(measured) == (1, ["nothing was measured within a factor of two"])
+    assert ran(measured_dispatcher) == (1, ["nothing was measured within a factor of two"])
     assert cudal2gen.explain(a, b).endswith("64_64_128 was measured: 2.010x [2.000, 2.020] (cold L2, torch.matmul)")
     assert cudal2gen.explain(*far) == "torch: 8_8_8: nothing was measured within a factor of two"
 
 
-def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 8, 8), drawn(device, 8, 8)
+def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured_dispatcher: dispatch.Dispatcher) -> None:
+    a, b = draw_integers(device, 8, 8), draw_integers(device, 8, 8)
     with cudal2gen.prefer("kernel"):
         cudal2gen.matmul(a, b)
-    assert ran(measured) == (1, [])
+    assert ran(measured_dispatcher) == (1, [])
     with cudal2gen.prefer("vendor"):
-        cudal2gen.matmul(drawn(device, 64, 128), drawn(device, 64, 128).t())
-    assert ran(measured) == (1, ["asked for"])
+        cudal2gen.matmul(draw_integers(device, 64, 128), draw_integers(device, 64, 128).t())
+    assert ran(measured_dispatcher) == (1, ["asked for"])
     with (
         pytest.raises(ValueError, match=r"^prefer='fast':"),
         cudal2gen.prefer("fast"),
@@ -296,8 +301,10 @@ def test_one_may_ask_for_kernels_or_for_torch(device: EmulatedDevice, measured: 
 
 
 @pytest.mark.slow
-def test_a_plan_made_before_gives_way_to_a_preference(device: EmulatedDevice, measured: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+def test_a_plan_made_before_gives_way_to_a_preference(
+    device: EmulatedDevice, measured_dispatcher: dispatch.Dispatcher
+) -> None:
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     kernel = cudal2gen.explain(a, b)
     assert not kernel.startswith("torch: ")
     with cudal2gen.prefer("vendor"):
@@ -308,22 +315,22 @@ def test_a_plan_made_before_gives_way_to_a_preference(device: EmulatedDevice, me
 @pytest.mark.slow
 def test_the_environment_may_ask(directory: Path) -> None:
     program = "import cudal2gen, torch; cudal2gen.matmul(torch.ones(8, 8).half(), torch.ones(8, 8).half())"
-    done = run(program, CUDAL2GEN_PREFER="sometimes")
+    done = run_python(program, CUDAL2GEN_PREFER="sometimes")
     assert "CUDAL2GEN_PREFER=sometimes: must be one of measured, inferred, kernel, vendor" in done.stderr
-    assert run(program, CUDAL2GEN_PREFER="kernel").returncode == 0
+    assert run_python(program, CUDAL2GEN_PREFER="kernel").returncode == 0
 
 
-def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a Python program with further variables."""
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ | env
     )
 
 
-def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     alien = CardFacts.of("NVIDIA Alien", (7, 5), 40)
-    with emulated(OperatorDevice(device, alien), [opened], prefer="kernel") as dispatcher:
+    with emulated(OperatorDevice(device, alien), [opened_pack], prefer="kernel") as dispatcher:
         with pytest.warns(
             UserWarning,
             match=r"no kernels for NVIDIA Alien \(sm_75, 40 SMs\): packs are there for a100; torch computes",
@@ -342,12 +349,12 @@ def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pac
 
 
 def test_kernels_that_do_not_load_are_computed_by_torch(
-    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+    device: EmulatedDevice, opened_pack: pack.Pack, operator_device: OperatorDevice
 ) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     bare, asked = OperatorDevice(device, GPU), []
     bare.runtime = lambda cuda: asked.append(cuda) or Path("/nowhere/libcudart.so")  # type: ignore[func-returns-value,method-assign]
-    with emulated(bare, [opened], prefer="kernel") as dispatcher:
+    with emulated(bare, [opened_pack], prefer="kernel") as dispatcher:
         with pytest.warns(UserWarning, match="cannot be loaded: .*/nowhere/libcudart.so"):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
@@ -356,7 +363,7 @@ def test_kernels_that_do_not_load_are_computed_by_torch(
 
 @pytest.mark.parametrize(("code", "mode"), [(35, "off"), (200, "off"), (209, "once"), (222, "once")])
 def test_an_image_that_the_driver_refuses_is_tried_once(
-    code: int, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, tmp_path: Path,
+    code: int, mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """There is one warning for all kernels. The next process tries again, since it may have another driver."""
@@ -370,10 +377,10 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
     library_load = device.session.calls["library_load_file"]
     device.session.calls["library_load_file"] = load
     timed = racing.Timed(device, racing.Clock(device, {}, 300.0))
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     prefer: Prefer = "kernel" if mode == "off" else "measured"
-    with dispatch.replaced(dispatch.Dispatcher([opened], timed, prefer, mode)) as dispatcher:
-        message = rf"driver of .*A100.* refuses kernels of {opened.directory} \(cudaError {code}\).*--gpu a100"
+    with dispatch.replaced(dispatch.Dispatcher([opened_pack], timed, prefer, mode)) as dispatcher:
+        message = rf"driver of .*A100.* refuses kernels of {opened_pack.directory} \(cudaError {code}\).*--gpu a100"
         with pytest.warns(UserWarning, match=message) as warned:
             products_by_torch = [cudal2gen.matmul(a[:rows], b) for rows in (64, 64, 48, 48, 33)]
         assert ["KERNELPROOF_PTXAS" in text for text in racing.library_warnings(warned)] == [code == 35], (
@@ -388,16 +395,16 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
         assert dispatcher.stats()["kernel"] == {}
     assert FirstRuns(racing.A100.name, tmp_path / "autotune-first-runs.jsonl").banned() == set()
     device.session.calls["library_load_file"] = library_load
-    with dispatch.replaced(dispatch.Dispatcher([opened], timed, "kernel", "off")) as dispatcher:
+    with dispatch.replaced(dispatch.Dispatcher([opened_pack], timed, "kernel", "off")) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         assert dispatcher.stats()["torch"] == {}
 
 
 def test_a_table_of_another_version_is_computed_by_torch(
-    device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
+    device: EmulatedDevice, opened_pack: pack.Pack, operator_device: OperatorDevice
 ) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    strange = pack.Pack(opened.directory, opened.facts)
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
+    strange = pack.Pack(opened_pack.directory, opened_pack.facts)
     fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
     strange.table.kernels[:] = [TableKernel("0", fields, "table.json: kernel 0")]
     with emulated(operator_device, [strange], prefer="kernel") as dispatcher:
@@ -412,7 +419,7 @@ def test_a_second_pack_is_named_by_explain(
 ) -> None:  # fmt: skip
     second = shutil.copytree(directory, tmp_path / "second")
     monkeypatch.setenv("CUDAL2GEN_PACK", f"{directory}{os.pathsep}{second}")
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     with dispatch.replaced(dispatch.Dispatcher(device=operator_device)), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert f"; {second} is not used: for a100 the first pack counts, {directory}; " in cudal2gen.explain(a, b)
@@ -423,18 +430,18 @@ def test_a_second_pack_is_named_by_explain(
 def test_what_the_launcher_refuses_after_all_is_computed_by_torch(
     device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
 
-    def answering(code: int) -> Any:
+    def answer_with(code: int) -> Any:
         return lambda *sizes: lambda *operands: code
 
-    monkeypatch.setattr(OpenKernel, "sized", answering(1))
+    monkeypatch.setattr(OpenKernel, "sized", answer_with(1))
     for _ in range(3):
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     assert kernels.stats() == {"kernel": {}, "torch": {"the launcher refuses": 3}}
-    monkeypatch.setattr(OpenKernel, "sized", answering(700))
+    monkeypatch.setattr(OpenKernel, "sized", answer_with(700))
     with pytest.raises(LaunchError) as caught:
-        cudal2gen.matmul(a, drawn(device, 32, 128).t())
+        cudal2gen.matmul(a, draw_integers(device, 32, 128).t())
     assert caught.value.code == 700
 
 
@@ -442,7 +449,7 @@ def test_a_refused_plan_still_checks_for_shared_memory(
     device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpenKernel, "sized", lambda *sizes: lambda *operands: 1)
-    a, b, out = drawn(device, 64, 64), drawn(device, 64, 64).t(), device.empty(64, 64)
+    a, b, out = draw_integers(device, 64, 64), draw_integers(device, 64, 64).t(), device.empty(64, 64)
     assert torch.equal(cudal2gen.matmul(a, b, out=out), product(a, b))
     whole = device.empty(96, 64)
     whole.fill_(1)
@@ -459,12 +466,12 @@ def test_the_first_use_in_a_graph_capture_is_computed_by_torch(
     device: EmulatedDevice, operator_device: OperatorDevice, kernels: dispatch.Dispatcher
 ) -> None:
     """A kernel cannot be loaded while a stream is captured."""
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     operator_device.captures = True
     cudal2gen.matmul(a, b)
     assert kernels.stats() == {"kernel": {}, "torch": {"first used in a graph capture": 1}}
     operator_device.captures = False
     cudal2gen.matmul(a, b)
     operator_device.captures = True
-    cudal2gen.matmul(drawn(device, 63, 128), b)
+    cudal2gen.matmul(draw_integers(device, 63, 128), b)
     assert sum(kernels.stats()["kernel"].values()) == 2, "an opened kernel may be captured with new sizes"

@@ -44,7 +44,7 @@ def card() -> gpu.Gpu:
 
 
 @pytest.fixture(scope="module")
-def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack of records for a few of the sampled problems, measured here."""
     if card.model not in GPUS:
         pytest.skip(f"{card.model} is not in the table of GPUs")
@@ -69,9 +69,9 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
 
 
 @pytest.fixture
-def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
+def dispatcher(opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher of the pack that was made for this GPU."""
-    dispatcher = dispatch.Dispatcher([opened])
+    dispatcher = dispatch.Dispatcher([opened_pack])
     monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
     yield dispatcher
     torch.cuda.synchronize()
@@ -85,7 +85,7 @@ def kernels(dispatcher: dispatch.Dispatcher) -> dispatch.Dispatcher:
     return dispatcher
 
 
-def drawn(*shape: int) -> Any:
+def draw_normal(*shape: int) -> Any:
     """Normally distributed fp16 numbers on the GPU."""
     return torch.randn(*shape, dtype=torch.float16, device="cuda")
 
@@ -98,8 +98,8 @@ def close(d: Any, a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 256, 512), (1, 64, 64), (33, 57, 71), (272, 576, 7168), (257, 96, 8)])
 def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispatcher) -> None:
-    a = drawn(m, k)
-    for b in (drawn(n, k).t(), drawn(k, n)):
+    a = draw_normal(m, k)
+    for b in (draw_normal(n, k).t(), draw_normal(k, n)):
         assert close(cudal2gen.matmul(a, b), a, b)
         out = torch.full((m, n + 3), float("nan"), dtype=torch.float16, device="cuda")
         cudal2gen.matmul(a, b, out=out[:, :n])
@@ -109,16 +109,16 @@ def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispat
 
 
 def test_torch_checks_the_operators(kernels: dispatch.Dispatcher) -> None:
-    a, b, bias = drawn(64, 128), drawn(128, 64), drawn(64)
+    a, b, bias = draw_normal(64, 128), draw_normal(128, 64), draw_normal(64)
     for differentiable in (False, True):
         x, y = a.clone().requires_grad_(differentiable), b.clone().requires_grad_(differentiable)
         torch.library.opcheck(torch.ops.cudal2gen.matmul.default, (x, y))
         torch.library.opcheck(torch.ops.cudal2gen.linear.default, (x, y.t().contiguous(), bias))
-    torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": drawn(64, 64)})
+    torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": draw_normal(64, 64)})
 
 
 def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(61, 131), drawn(59, 131).t()  # these operands need copies, whose memory the graph keeps
+    a, b = draw_normal(61, 131), draw_normal(59, 131).t()  # these operands need copies, whose memory the graph keeps
     cudal2gen.matmul(a, b)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -131,7 +131,7 @@ def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
 
 
 def test_on_another_stream(kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(64, 4096), drawn(4096, 4096)
+    a, b = draw_normal(64, 4096), draw_normal(4096, 4096)
     cudal2gen.matmul(a, b)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -145,7 +145,7 @@ def test_on_another_stream(kernels: dispatch.Dispatcher) -> None:
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(64, 128), drawn(128, 256)
+    a, b = draw_normal(64, 128), draw_normal(128, 256)
     torch._dynamo.reset()
     product = torch.compile(lambda x, y: cudal2gen.matmul(x.relu(), y) + 1, fullgraph=True, mode=mode)
     for _ in range(4):
@@ -153,7 +153,7 @@ def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
         torch.testing.assert_close(result, a.relu() @ b + 1, atol=0.05, rtol=0.01)
 
 
-def captured(call: Any, calls: int) -> Any:
+def capture_graph(call: Any, calls: int) -> Any:
     """A CUDA graph of ``calls`` calls, replayed once so that nothing is used for the first time and caches are warm."""
     graph = torch.cuda.CUDAGraph()
     call()
@@ -188,11 +188,11 @@ def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
     rng = random.Random(1)
     slower = {}
     for m, n, k in sampled_sizes():
-        a, b = drawn(m, k), drawn(n, k).t()
+        a, b = draw_normal(m, k), draw_normal(n, k).t()
         calls = max(4, min(64, int(2e9 / (m * n * k))))
         graphs = {
-            "torch": captured(lambda: torch.matmul(a, b), calls),  # noqa: B023
-            "cudal2gen": captured(lambda: cudal2gen.matmul(a, b), calls),  # noqa: B023
+            "torch": capture_graph(lambda: torch.matmul(a, b), calls),  # noqa: B023
+            "cudal2gen": capture_graph(lambda: cudal2gen.matmul(a, b), calls),  # noqa: B023
         }
         pairs = [{side: replay_us(graphs[side]) for side in rng.sample(sorted(graphs), 2)} for _ in range(PAIRS)]
         ratios = [pair["torch"] / pair["cudal2gen"] for pair in pairs]
@@ -214,7 +214,7 @@ def host_us(call: Any, calls: int = 2000) -> float:
 
 
 def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(64, 64), drawn(64, 64).t()
+    a, b = draw_normal(64, 64), draw_normal(64, 64).t()
     for call in (lambda: torch.matmul(a, b), lambda: cudal2gen.matmul(a, b)):
         host_us(call)
     pairs = [(host_us(lambda: torch.matmul(a, b)), host_us(lambda: cudal2gen.matmul(a, b))) for _ in range(7)]

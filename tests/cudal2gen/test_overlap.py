@@ -80,7 +80,7 @@ MOST_BEHIND = 40  # instructions between the wait and the first load
 @pytest.mark.parametrize("fault", FAULTS)
 def test_memory_that_is_read_before_the_wait_is_a_finding(fault: str, library: Path) -> None:
     record = FAULTS[fault].record
-    case = run_case(record, FAULTS[fault].built(), library, stress_shapes(record)[0], "binary")[0]
+    case = run_case(record, FAULTS[fault].build(), library, stress_shapes(record)[0], "binary")[0]
     assert any(finding.startswith("grid-dependency: ") for finding in case.findings), case.findings
 
 
@@ -140,7 +140,7 @@ def test_the_boxes_that_are_asked_for_are_those_that_are_loaded_first(name: str,
     faulty = ASKING_AMISS.get(name)
     record = faulty.record if faulty else ASKING[name]
     assert isinstance(record, TmaRing)
-    built = faulty.built() if faulty else compiler.build([record])[0]
+    built = faulty.build() if faulty else compiler.build([record])[0]
     asked, loaded = boxes(record, built, library)
     assert len(asked) == len(loaded) >= record.cluster_ctas
     assert {len(each) % record.stages for each in asked.values()} == {0}

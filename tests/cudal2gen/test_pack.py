@@ -39,7 +39,7 @@ GPU = "a100"
 
 
 @pytest.fixture(autouse=True)
-def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _store_verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves the store: packing stores verdicts of kernels that it executes, and those of tests do not belong into the
     checkout."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path_factory.mktemp("results")))
@@ -146,7 +146,7 @@ def test_what_is_there_is_not_overwritten(folder: Path, files: dict[str, bytes])
 # --- what is refused ---
 
 
-def changed(folder: Path, name: str) -> Path:
+def flip_bit(folder: Path, name: str) -> Path:
     """Flips a bit in the middle of a file, which is named by its path or by a pattern."""
     path = folder / name if (folder / name).exists() else next(folder.glob(name))
     content = bytearray(path.read_bytes())
@@ -169,7 +169,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_that_was_altered_is_named(folder: Path, name: str) -> None:
-    path = changed(folder, name)
+    path = flip_bit(folder, name)
     with pytest.raises(PackError, match=f"{path} is truncated or was altered: its digest is not the pack's"):
         pack.open_pack(folder)
 
@@ -239,10 +239,10 @@ def restate(folder: Path, facts: dict[str, object]) -> None:
     (folder / "pack.json").write_bytes(as_json(facts | {"sha256": digest}))
 
 
-# --- of other versions ---
+# --- packs of other versions ---
 
 # Opens the pack at argv[2] with the package's version set to argv[1], and launches the kernel that the table chooses.
-RUN = """
+LAUNCHING_PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
@@ -282,7 +282,7 @@ def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes
     if facts_of == "0.1.0":
         restate(folder, {name: value for name, value in facts.items() if name not in ("abi", "fields")})
     done = subprocess.run(
-        [sys.executable, "-c", RUN, "0.1.1", str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", LAUNCHING_PROGRAM, "0.1.1", str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -348,10 +348,10 @@ def test_a_second_pack_of_a_gpu_is_named(
 
 
 def test_a_folder_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path) -> bool:
+    def refuse_access(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "is_dir", forbidden)
+    monkeypatch.setattr(Path, "is_dir", refuse_access)
     packs, refused, _ = pack.search([folder])
     assert packs == {}
     assert "Permission denied" in refused[0]
@@ -382,18 +382,18 @@ assert (d.download() == 128).all() and not session.reports
 assert "jinja2" not in sys.modules and "torch" not in sys.modules
 assert not [name for name in sys.modules if name.startswith(("cudal2gen.generation.compiler", "cutlass", "nvidia"))]
 """
-    done = subprocess_alone(program, folder)
+    done = run_without_compilers(program, folder)
     assert all(process.returncode == 0 for process in done), done[0].stderr
 
 
-class Done(NamedTuple):
+class Ended(NamedTuple):
     """The exit code and output of a process."""
 
     returncode: int
     stderr: str
 
 
-def subprocess_alone(program: str, folder: Path) -> list[Done]:
+def run_without_compilers(program: str, folder: Path) -> list[Ended]:
     """Runs a program in two concurrent processes, in an empty environment, on a read-only pack."""
     runtime = emulator.runtime_path()  # the stand-in for CUDA is compiled once
     env = {
@@ -410,7 +410,7 @@ def subprocess_alone(program: str, folder: Path) -> list[Done]:
     command = [sys.executable, "-c", program, str(folder)]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
     errors = [process.communicate()[1] for process in started]
-    return [Done(process.returncode, text) for process, text in zip(started, errors, strict=True)]
+    return [Ended(process.returncode, text) for process, text in zip(started, errors, strict=True)]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ GPU = "a100"
 
 
 @pytest.fixture(autouse=True)
-def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _store_verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves the store: packing stores verdicts of kernels that it executes, and those of tests do not belong into the
     checkout."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path_factory.mktemp("results")))
@@ -173,7 +173,7 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
 
-    def computed(mode: str, device: OperatorDevice) -> Any:
+    def compute(mode: str, device: OperatorDevice) -> Any:
         monkeypatch.setenv("CUDAL2GEN_AUTOTUNE", mode)
         a, b = (device.empty(torch.empty(0, dtype=torch.float16), 64, 128).fill_(1) for _ in range(2))
         with emulated_operators(device, [opened]):
@@ -182,13 +182,13 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
     with EmulatedDevice(packed.RECORDS["predicated"]) as emulated_device:
         times_us = {kernel.record.name: 200.0 for kernel in opened.table.kernels}
         device = Timed(emulated_device, Clock(emulated_device, times_us, 300.0))
-        assert computed("off", device) == 128
+        assert compute("off", device) == 128
         assert not emulated_device.session.launches
-        assert computed("once", device) == 128
+        assert compute("once", device) == 128
         launches = [launch.kernel for launch in emulated_device.session.launches]
         assert set(launches) == {packed.RECORDS["predicated"].name}
         rows = results.measurements(results.store("autotune")).measurements
         assert [row.problem.mnk for row in rows] == ["64_64_128", "33_64_128"]
         assert {row.digest for row in rows} == {opened.table.kernels[1].digest}
-        assert computed("once", device) == 128
+        assert compute("once", device) == 128
         assert len(emulated_device.session.launches) == len(launches) + 1, "the next process takes what was raced"

@@ -21,12 +21,12 @@ from kernelproof.ground import toolchain
 from kernelproof.ground.chips import CardFacts
 from tests.cudal2gen import packed
 from tests.cudal2gen.c_interface import Answer, Fusion, Operands, Problem
-from tests.cudal2gen.test_pack import changed, files, folder, table
+from tests.cudal2gen.test_pack import files, flip_bit, folder, table
 
 __all__ = ["files", "folder", "table"]  # fixtures
 
 
-def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
+def compile_example(source: Path, files: dict[str, bytes], folder: Path) -> Path:
     """Compiles an example against the emulator's runtime, as a program and as a library for this process."""
     pack.write_folder(files, folder / "pack")
     for flags, name in (((), source.stem), (("-shared", "-fPIC"), f"{source.stem}.so")):
@@ -41,7 +41,7 @@ def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], checkout_root: Path) -> Path:
     """The folder of the compiled example and its pack."""
-    return compiled(checkout_root / "examples" / "gemm.c", files, tmp_path_factory.mktemp("c"))
+    return compile_example(checkout_root / "examples" / "gemm.c", files, tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +112,11 @@ def test_c_refuses_what_python_refuses(
     for name in ("kernels/*/kernel.cubin", "table.json"):
         copy = tmp_path / name.replace("/", "-").replace("*", "x")
         shutil.copytree(example / "pack", copy)
-        path = changed(copy, name)
+        path = flip_bit(copy, name)
         assert f"{path} is truncated or was altered" in refusal(copy)
         path.unlink()
         assert f"{path} is missing" in refusal(copy)
-        changed(copy, "pack.txt")
+        flip_bit(copy, "pack.txt")
         assert "pack.txt is truncated or was altered" in refusal(copy)
     for number, (before, after) in enumerate(((" layout=tn", ""), (" low=2.0", ""), (" kernel=0 ", " kernel=99 "))):
         copy = shutil.copytree(example / "pack", tmp_path / str(number))
@@ -141,7 +141,7 @@ WITH_FUSED = [
 def fused_example(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path:
     """The example of fused and batched products, with a pack of which only the plain kernel was measured."""
     files = packed.files(packed.table(WITH_FUSED, {0: 2.0}))
-    return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("fused"))
+    return compile_example(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("fused"))
 
 
 @pytest.mark.slow

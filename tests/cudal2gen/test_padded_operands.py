@@ -23,7 +23,7 @@ LAUNCHED = Sizes(32, 40, 64)
 FUSED, BATCHED = "bias_n+residual+aux+silu", "bias_n+residual"  # a batch has no aux
 
 
-def drawn(layout: str, products: int, shared: bool) -> tuple[Any, Operands]:
+def draw_operands(layout: str, products: int, shared: bool) -> tuple[Any, Operands]:
     """A fused record of a layout with one product, or with a strided batch of several, and operands.
 
     ``shared``: all products of the batch have one B, which is expanded.
@@ -49,7 +49,7 @@ def product_of(operands: Operands) -> Any:
 @pytest.mark.parametrize(("products", "shared"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_a_product_of_padded_operands_is_cut_to_that_of_the_caller(layout: str, products: int, shared: bool) -> None:
-    record, operands = drawn(layout, products, shared)
+    record, operands = draw_operands(layout, products, shared)
     expected = product_of(operands)
     for copied in product((False, True), repeat=3):
         use = serving.Use(LAUNCHED, copied)
@@ -104,7 +104,7 @@ def test_a_product_of_padded_operands_is_cut_to_that_of_the_caller(layout: str, 
 @pytest.mark.parametrize("products", [1, 3])
 def test_operands_that_do_not_fit_are_refused(products: int) -> None:
     """Each operand is absent, of another type, a row or column too small, transposed in memory, or repeated."""
-    record, operands = drawn("tn", products, shared=False)
+    record, operands = draw_operands("tn", products, shared=False)
     assert check(record, operands).mnk == f"{M}_{N}_{K}"
     kept = {name: getattr(operands, name) for name in ("a", "b", "d", "bias", "c", "aux")}
     wrong: list[dict[str, Any]] = [{"alpha": 2.0}, {"ends": torch.zeros(products, dtype=torch.int32)}]
@@ -124,7 +124,7 @@ def test_operands_that_do_not_fit_are_refused(products: int) -> None:
         with pytest.raises(ValueError, match=r"\w"):
             check(record, replace(operands, **change))
     plain = small(layout="tn", padding="pad", m=M, n=N, k=K)
-    single = replace(drawn("tn", 1, shared=False)[1], bias=None, c=None, aux=None, beta=1.0)
+    single = replace(draw_operands("tn", 1, shared=False)[1], bias=None, c=None, aux=None, beta=1.0)
     assert check(plain, single).mnk == f"{M}_{N}_{K}"
     for name in ("bias", "c"):
         with pytest.raises(ValueError, match=r"\w"):

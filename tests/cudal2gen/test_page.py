@@ -29,7 +29,7 @@ def tab() -> Iterator[browser.Page]:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a report on invented measurements of an A100."""
     names = {
         (record.m, record.n, record.k): record.name
@@ -41,7 +41,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def alone(tab: browser.Page, chart: int) -> int:
+def uncovered_mark(tab: browser.Page, chart: int) -> int:
     """The number of a shape whose mark is not covered by another one."""
     index = tab.run(
         f"(() => {{ const host = document.querySelector('[data-chart=\"{chart}\"]');"
@@ -54,11 +54,11 @@ def alone(tab: browser.Page, chart: int) -> int:
 
 
 @pytest.mark.slow
-def test_the_page_opens_without_faults_and_without_requests(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_the_page_opens_without_faults_and_without_requests(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     assert tab.faults == []
     assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
-    assert tab.requests.count(measured.as_uri()) == 1
+    assert tab.requests.count(measured_page.as_uri()) == 1
     assert tab.run("document.querySelectorAll('.chart').length") == 4 * 4 + 7
     assert tab.run("[...document.querySelectorAll('.chart')].every(host => host.querySelector('svg'))")
     assert tab.run("[...document.querySelectorAll('.chart')].every(host => host.getAttribute('aria-label'))")
@@ -79,8 +79,8 @@ def test_a_fault_and_a_request_are_noticed(tab: browser.Page, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_size_classes_filter_the_points(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     before = tab.run(VISIBLE)
     assert before == SHAPES
     large = tab.run("document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point.c4').length")
@@ -94,9 +94,9 @@ def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) -> None:
+def test_the_caption_agrees_with_the_table(tab: browser.Page, measured_page: Path) -> None:
     """For every baseline the script's geometric mean of rounded numbers equals Table 1's."""
-    open_page(tab, measured)
+    open_page(tab, measured_page)
     rows = tab.run(
         "[...[...document.querySelectorAll('#measured-1 table')].find(t => t.caption.textContent.startsWith('Table 1'))"
         ".tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent))"
@@ -109,10 +109,10 @@ def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) ->
 
 
 @pytest.mark.slow
-def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     assert tab.run("document.getElementById('tip').hidden")
-    index = alone(tab, 0)
+    index = uncovered_mark(tab, 0)
     m, n, k, kind, record, times, *_ = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}]")
     tab.point(*scroll_to(tab, f"[data-chart='0'] .point[data-shape='{index}']"))
     words = tab.run("document.getElementById('tip').innerText")
@@ -125,16 +125,16 @@ def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) 
     assert tab.run("document.getElementById('tip').hidden")
 
 
-def test_hover_counts_the_records_of_a_disc(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_hover_counts_the_records_of_a_disc(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     tab.point(*scroll_to(tab, "#choices .disc"))
     assert "records" in tab.run("document.getElementById('tip').innerText")
 
 
 @pytest.mark.slow
-def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
-    index = alone(tab, 0)
+def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
+    index = uncovered_mark(tab, 0)
     record = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}][4]")
     tab.point(*scroll_to(tab, f"[data-chart='0'] .point[data-shape='{index}']"), click=True)
     assert tab.run("document.getElementById('record').open")
@@ -154,8 +154,8 @@ def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -
     assert tab.faults == []
 
 
-def test_every_shape_is_there_as_a_table(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_every_shape_is_there_as_a_table(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     tab.run("document.querySelector('details.all summary').click()")
     tab.settle()
     assert tab.run("document.querySelectorAll('details.all[open] tbody tr').length") == SHAPES
@@ -189,8 +189,8 @@ def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
-    open_page(tab, measured)
+def test_dark_and_print_are_readable(tab: browser.Page, measured_page: Path) -> None:
+    open_page(tab, measured_page)
     light = tab.run("getComputedStyle(document.body).backgroundColor")
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert tab.run("getComputedStyle(document.body).backgroundColor") != light
@@ -205,9 +205,11 @@ def test_dark_and_print_are_readable(tab: browser.Page, measured: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_phone_captions_stay_in_sight_and_the_text_of_charts_is_legible(tab: browser.Page, measured: Path) -> None:
+def test_on_a_phone_captions_stay_in_sight_and_the_text_of_charts_is_legible(
+    tab: browser.Page, measured_page: Path
+) -> None:
     tab.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=1, mobile=True)
-    open_page(tab, measured)
+    open_page(tab, measured_page)
     assert tab.run("document.documentElement.scrollWidth") == 375, "nothing but tables scrolls sideways"
     captions = tab.run("[...document.querySelectorAll('caption span')].map(e => e.getBoundingClientRect().right)")
     assert len(captions) > 10

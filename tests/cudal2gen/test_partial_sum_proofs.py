@@ -9,7 +9,7 @@ import pytest
 
 from cudal2gen.kernel import Record
 from tests.cudal2gen.paths import warps
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
 
 # Kernels that add partial sums: of both consumers together, and of consumers that take turns.
 SUMS = warps(bm=64, bn=32, stages=2, split_k=4)
@@ -124,7 +124,7 @@ HARMLESS: dict[str, tuple[Edit, str]] = {
 }  # fmt: skip
 
 
-def edited(edit: Edit, record: Record = SUMS) -> str:
+def edited_ptx(edit: Edit, record: Record = SUMS) -> str:
     """The PTX with a change."""
     text = ptx_of(record)
     at = text.index(edit.behind)
@@ -144,18 +144,18 @@ def test_a_kernel_that_adds_partial_sums_is_certified_and_its_certificate_holds(
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
-    assert why_refused(SUMS, edited(FAULTS[fault]))
+    assert reason_of_refusal(SUMS, edited_ptx(FAULTS[fault]))
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("fault", FAULTS_IN_TURNS)
 def test_a_fault_of_groups_in_turns_is_refused(fault: str) -> None:
-    assert why_refused(IN_TURNS, edited(FAULTS_IN_TURNS[fault], IN_TURNS))
+    assert reason_of_refusal(IN_TURNS, edited_ptx(FAULTS_IN_TURNS[fault], IN_TURNS))
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
-    assert not why_refused(SUMS, edited(HARMLESS[change][0]))
+    assert not reason_of_refusal(SUMS, edited_ptx(HARMLESS[change][0]))

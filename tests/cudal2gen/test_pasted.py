@@ -13,7 +13,7 @@ from cudal2gen.kernel import Record
 from kernelproof.ground import toolchain
 from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.test_renderer import GOLDENS
-from tests.draws import drawn
+from tests.draws import draw_part
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def test_every_family_has_a_text() -> None:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", drawn(list(TEXTS), 6))
+@pytest.mark.parametrize("name", draw_part(list(TEXTS), 6))
 def test_a_text_compiles_as_pasted(name: str, tmp_path: Path) -> None:
     text, tools = render(TEXTS[name]), toolchain.discover()
     line = LINE.search(text)

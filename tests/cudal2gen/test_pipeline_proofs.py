@@ -17,8 +17,8 @@ from tests.cudal2gen.constants import changed_constants
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.mutation import equivalence, survivors
 from tests.cudal2gen.paths import PATHS, warps
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
-from tests.draws import few_by
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
+from tests.draws import draw_few_by_key
 
 # One consumer, and two consumers that take turns with tiles.
 SMALL = warps(bm=64, bn=32, stages=2)
@@ -131,7 +131,7 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_fault_is_refused(fault: str) -> None:
-    assert why_refused(FAULTS[fault][0], ptx_of(FAULTY[fault]))
+    assert reason_of_refusal(FAULTS[fault][0], ptx_of(FAULTY[fault]))
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_a_changed_text_is_refused_or_harmless(record: Record) -> None:
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
     changed = [*mutants(ptx, arithmetic=True), *changed_constants(ptx)]
-    few = few_by(lambda mutant: (mutant.kind, mutant.name.split()[1]), changed, 1)
-    certified = [mutant for mutant in few if not why_refused(record, mutant.text)]
+    few = draw_few_by_key(lambda mutant: (mutant.kind, mutant.name.split()[1]), changed, 1)
+    certified = [mutant for mutant in few if not reason_of_refusal(record, mutant.text)]
     assert len(certified) < len(few) / 2, "most changes are faults"
     unexplained = [x for x in certified if x.kind.startswith("constant") or not equivalence(record, x, ptx)]
     executed = list(survivors(record, artifact, compiler.launcher(), unexplained))
@@ -157,8 +157,8 @@ def test_a_changed_wait_barrier_or_fence_is_refused(kind: str) -> None:
     """Every wait, barrier or fence of one kind in the text is changed."""
     changed = [mutant for mutant in mutants(ptx_of(SMALL)) if mutant.kind == kind]
     assert changed
-    assert not [mutant.name for mutant in few_by(lambda x: x.name.split()[1], changed, 2)
-                if not why_refused(SMALL, mutant.text)]  # fmt: skip
+    assert not [mutant.name for mutant in draw_few_by_key(lambda x: x.name.split()[1], changed, 2)
+                if not reason_of_refusal(SMALL, mutant.text)]  # fmt: skip
 
 
 @pytest.mark.slow

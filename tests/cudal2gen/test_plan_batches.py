@@ -32,7 +32,7 @@ def addresses(extents: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 @st.composite
-def nested(draw: st.DrawFn) -> Dimensions:
+def surrounding_dimensions(draw: st.DrawFn) -> Dimensions:
     """Dimensions of which each surrounds the smaller ones, in any order."""
     stride, dimensions = draw(st.integers(1, 3)), []
     for extent in draw(st.lists(EXTENT, max_size=4)):
@@ -47,7 +47,7 @@ def split(dimensions: Dimensions) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @FEW
-@given(DIMENSIONS | nested())
+@given(DIMENSIONS | surrounding_dimensions())
 def test_a_common_stride_leads_through_all_elements(dimensions: Dimensions) -> None:
     places = addresses(*split(dimensions))
     first = places[1] if len(places) > 1 else 0
@@ -56,7 +56,7 @@ def test_a_common_stride_leads_through_all_elements(dimensions: Dimensions) -> N
 
 
 @FEW
-@given(nested())
+@given(surrounding_dimensions())
 def test_dimensions_that_surround_each_other_are_distinct(dimensions: Dimensions) -> None:
     assert plan_batches.are_distinct(*split(dimensions))
 
@@ -90,7 +90,7 @@ def test_a_vector_is_a_row_on_the_left_and_a_column_on_the_right() -> None:
 
 
 @FEW
-@given(DIMENSIONS | nested(), EXTENT, STRIDE, st.data())
+@given(DIMENSIONS | surrounding_dimensions(), EXTENT, STRIDE, st.data())
 def test_a_fold_has_the_rows_of_all_products(dimensions: Dimensions, m: int, rows: int, data: st.DataObject) -> None:
     batch, strides = split(dimensions)
     shared = tuple(data.draw(st.sampled_from((0, 0, 0, 5))) for _ in batch)

@@ -59,7 +59,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture(scope="session")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def released_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The modules of the released wheels that our plugins patch."""
     folder, wheels = tmp_path_factory.mktemp("released"), tmp_path_factory.mktemp("wheels")
     try:
@@ -78,14 +78,14 @@ RELEASED = [pytest.param(f"released {host}", marks=pytest.mark.slow) for host in
 def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """The stand-in of a host, or its release if that is installed, with calls of its own functions counted."""
     *kind, package = request.param.split()
-    monkeypatch.syspath_prepend(request.getfixturevalue("released") if kind else STAND_INS)
+    monkeypatch.syspath_prepend(request.getfixturevalue("released_modules") if kind else STAND_INS)
     monkeypatch.setattr(plugins, "REPLACEMENTS", {})
     forget(package)
     yield vllm_host(monkeypatch) if package == "vllm" else sglang_host(monkeypatch)
     forget(package)
 
 
-def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+def record_results(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
     """A host's own function, which also appends its results to ``calls``."""
 
     @wraps(function)
@@ -101,7 +101,7 @@ def vllm_host(monkeypatch: pytest.MonkeyPatch) -> Host:
     layers = importlib.import_module("vllm.model_executor.layers.utils")
     method = importlib.import_module("vllm.model_executor.layers.linear").UnquantizedLinearMethod
     calls: list[Any] = []
-    monkeypatch.setattr(layers, "default_unquantized_gemm", recorded(layers.default_unquantized_gemm, calls))
+    monkeypatch.setattr(layers, "default_unquantized_gemm", record_results(layers.default_unquantized_gemm, calls))
     return Host(plugins.VLLM, plugins.vllm, layers, method, calls)
 
 
@@ -110,7 +110,7 @@ def sglang_host(monkeypatch: pytest.MonkeyPatch) -> Host:
     layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
     method, calls = layers.UnquantizedLinearMethod, []
-    monkeypatch.setattr(method, "apply", recorded(method.apply, calls))
+    monkeypatch.setattr(method, "apply", record_results(method.apply, calls))
 
     def register() -> None:
         plugins.sglang()
@@ -131,20 +131,20 @@ def forget(package: str) -> None:
 
 
 @pytest.fixture
-def enabled(stand_in: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+def enabled_host(stand_in: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     """The host, with the plugin's variable set."""
     monkeypatch.setenv(stand_in.host.variable, "1")
     return stand_in
 
 
-def drawn(dtype: Any = torch.bfloat16) -> tuple[Layer, Any, Any]:
+def draw_layer(dtype: Any = torch.bfloat16) -> tuple[Layer, Any, Any]:
     """A layer, an input and a bias."""
     generator = torch.Generator().manual_seed(1)
     weight, x, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((24, 64), (2, 5, 64), (24,)))
     return Layer(weight), x, bias
 
 
-class Won(NamedTuple):
+class WinningSetup(NamedTuple):
     """A device with a pack of kernels for fp16, of which one was measured faster for a weight (64,128) and 64 rows."""
 
     dispatcher: Any
@@ -164,22 +164,22 @@ class Won(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def won_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def winning_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack of a kernel that was measured as twice as fast as torch."""
     table = packed.table([packed.RECORDS["predicated"]], {0: 2.0})
-    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("won") / "a100"))
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("winning") / "a100"))
 
 
 @pytest.fixture
-def won(won_pack: pack.Pack) -> Iterator[Won]:
+def winning_setup(winning_pack: pack.Pack) -> Iterator[WinningSetup]:
     """A dispatcher on an emulated device, whose kernel was measured as faster than torch."""
     from cudal2gen.operators import emulated
 
     with (
         EmulatedDevice(packed.RECORDS["predicated"]) as device,
-        emulated(OperatorDevice(device, "a100"), [won_pack]) as dispatcher,
+        emulated(OperatorDevice(device, "a100"), [winning_pack]) as dispatcher,
     ):
-        yield Won(dispatcher, device)
+        yield WinningSetup(dispatcher, device)
 
 
 def product(layer: Layer, x: Any) -> Any:
@@ -189,66 +189,66 @@ def product(layer: Layer, x: Any) -> Any:
 
 def test_a_plugin_is_off_by_default(stand_in: Host) -> None:
     stand_in.register()
-    layer, x, bias = drawn()
+    layer, x, bias = draw_layer()
     assert stand_in.linear(layer, x, bias) is stand_in.calls[0]
     assert stand_in.host.state().endswith(f"{stand_in.host.variable}=1 turns it on")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F32])
 def test_the_host_computes_layers_that_no_kernel_wins(
-    enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture
+    enabled_host: Host, dtype: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They get the same result as by the host's own function."""
     caplog.set_level(logging.INFO)
     for _ in range(3):  # hosts may call a plugin several times
-        enabled.register()
+        enabled_host.register()
     (message,) = [record for record in caplog.records if "cudal2gen" in record.name]
-    where = f"cudal2gen: {enabled.host.function} computes by cudal2gen::linear where a kernel was measured faster"
-    assert message.getMessage() == where + enabled.host.exceptions
-    layer, x, bias = drawn(dtype)
+    where = f"cudal2gen: {enabled_host.host.function} computes by cudal2gen::linear where a kernel was measured faster"
+    assert message.getMessage() == where + enabled_host.host.exceptions
+    layer, x, bias = draw_layer(dtype)
     for term in (bias, None):
-        assert enabled.linear(layer, x, term) is enabled.calls[-1]
+        assert enabled_host.linear(layer, x, term) is enabled_host.calls[-1]
     with torch.device("meta"):
-        assert enabled.linear(Layer(torch.empty(24, 64)), torch.empty(2, 64)).shape == (2, 24)
-    assert len(enabled.calls) == 3
+        assert enabled_host.linear(Layer(torch.empty(24, 64)), torch.empty(2, 64)).shape == (2, 24)
+    assert len(enabled_host.calls) == 3
 
 
-def test_a_kernel_computes_the_calls_that_it_wins(enabled: Host, won: Won) -> None:
-    enabled.register()
-    layer, x = won.layer(64)
-    assert torch.equal(enabled.linear(layer, x), product(layer, x))
-    assert (won.kernels, enabled.calls) == (1, [])
+def test_a_kernel_computes_the_calls_that_it_wins(enabled_host: Host, winning_setup: WinningSetup) -> None:
+    enabled_host.register()
+    layer, x = winning_setup.layer(64)
+    assert torch.equal(enabled_host.linear(layer, x), product(layer, x))
+    assert (winning_setup.kernels, enabled_host.calls) == (1, [])
     for m, n in ((300, 64), (64, 512)):  # more rows than in the measurements that were won, and another weight
-        layer, x = won.layer(m, n)
-        assert enabled.linear(layer, x) is enabled.calls[-1]
-    assert (won.kernels, len(enabled.calls)) == (1, 2)
+        layer, x = winning_setup.layer(m, n)
+        assert enabled_host.linear(layer, x) is enabled_host.calls[-1]
+    assert (winning_setup.kernels, len(enabled_host.calls)) == (1, 2)
 
 
-def test_the_host_computes_what_the_operator_refuses(enabled: Host, won: Won) -> None:
-    enabled.register()
-    layer, x = won.layer(64)
-    bias = won.device.empty(1).fill_(3)
-    assert torch.equal(enabled.linear(layer, x, bias), product(layer, x) + 3)
-    assert torch.equal(enabled.linear(layer, x, bias), enabled.calls[-1])
+def test_the_host_computes_what_the_operator_refuses(enabled_host: Host, winning_setup: WinningSetup) -> None:
+    enabled_host.register()
+    layer, x = winning_setup.layer(64)
+    bias = winning_setup.device.empty(1).fill_(3)
+    assert torch.equal(enabled_host.linear(layer, x, bias), product(layer, x) + 3)
+    assert torch.equal(enabled_host.linear(layer, x, bias), enabled_host.calls[-1])
     with pytest.raises(RuntimeError):
-        enabled.linear(layer, x[:, :64])
-    assert won.kernels == 0
+        enabled_host.linear(layer, x[:, :64])
+    assert winning_setup.kernels == 0
 
 
-def test_the_host_keeps_layers_that_it_computes_in_another_way(enabled: Host, won: Won) -> None:
-    enabled.register()
-    layer, x = won.layer(64)
-    if enabled.host is plugins.VLLM:
-        enabled.layers.envs.VLLM_BATCH_INVARIANT = True
-        assert enabled.layers.dispatch_unquantized_gemm()(layer, x, layer.weight, None) is enabled.calls[-1]
-        enabled.layers.envs.VLLM_BATCH_INVARIANT = False
+def test_the_host_keeps_layers_that_it_computes_in_another_way(enabled_host: Host, winning_setup: WinningSetup) -> None:
+    enabled_host.register()
+    layer, x = winning_setup.layer(64)
+    if enabled_host.host is plugins.VLLM:
+        enabled_host.layers.envs.VLLM_BATCH_INVARIANT = True
+        assert enabled_host.layers.dispatch_unquantized_gemm()(layer, x, layer.weight, None) is enabled_host.calls[-1]
+        enabled_host.layers.envs.VLLM_BATCH_INVARIANT = False
     else:
-        enabled.layers._batch_invariant = True
-        assert enabled.linear(layer, x) is enabled.calls[-1]
-        enabled.layers._batch_invariant = False
-    assert (won.kernels, len(enabled.calls)) == (0, 1)
-    enabled.linear(layer, x)
-    assert (won.kernels, len(enabled.calls)) == (1, 1)
+        enabled_host.layers._batch_invariant = True
+        assert enabled_host.linear(layer, x) is enabled_host.calls[-1]
+        enabled_host.layers._batch_invariant = False
+    assert (winning_setup.kernels, len(enabled_host.calls)) == (0, 1)
+    enabled_host.linear(layer, x)
+    assert (winning_setup.kernels, len(enabled_host.calls)) == (1, 1)
 
 
 @pytest.mark.parametrize("backend", ["CUTEDSL", "GEMV", "splitk", "TORCH", "AUTO"])
@@ -263,22 +263,22 @@ def test_sglang_computes_bf16_layers_for_which_it_has_kernels(monkeypatch: pytes
     forget("sglang")
 
 
-def test_sums_with_an_addend_and_into_an_output_are_right(enabled: Host, won: Won) -> None:
-    if enabled.host is plugins.VLLM:
-        assert not hasattr(enabled.method, "apply_into"), "it has none of these functions"
+def test_sums_with_an_addend_and_into_an_output_are_right(enabled_host: Host, winning_setup: WinningSetup) -> None:
+    if enabled_host.host is plugins.VLLM:
+        assert not hasattr(enabled_host.method, "apply_into"), "it has none of these functions"
         return
-    enabled.register()
-    layer, x = won.layer(64)
+    enabled_host.register()
+    layer, x = winning_setup.layer(64)
     expected = product(layer, x)
     d = torch.empty_like(expected)
-    assert enabled.method().apply_into(layer, x, d) is d
+    assert enabled_host.method().apply_into(layer, x, d) is d
     assert torch.equal(d, expected)
-    assert won.kernels == 0, "this one is the host's"
-    assert torch.equal(enabled.method().apply_with_addend(layer, x, torch.ones_like(expected)), expected + 1)
-    assert (won.kernels, enabled.calls) == (1, [])
+    assert winning_setup.kernels == 0, "this one is the host's"
+    assert torch.equal(enabled_host.method().apply_with_addend(layer, x, torch.ones_like(expected)), expected + 1)
+    assert (winning_setup.kernels, enabled_host.calls) == (1, [])
 
 
-def graph_of(enabled: Host, layer: Layer, x: Any) -> list[Any]:
+def graph_of(enabled_host: Host, layer: Layer, x: Any) -> list[Any]:
     """The functions that the graph of a layer calls. Checks that its result is right."""
     graphs: list[Any] = []
 
@@ -286,7 +286,7 @@ def graph_of(enabled: Host, layer: Layer, x: Any) -> list[Any]:
         graphs.append(graph)
         return graph.forward
 
-    method = enabled.method()
+    method = enabled_host.method()
     torch._dynamo.reset()
     result = torch.compile(lambda x: method.apply(layer, x), backend=backend, fullgraph=True, dynamic=True)(x)
     assert torch.equal(result, product(layer, x))
@@ -294,46 +294,46 @@ def graph_of(enabled: Host, layer: Layer, x: Any) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def test_graphs_have_the_operator_where_it_may_win(enabled: Host, won: Won) -> None:
-    enabled.register()
-    layer, x = won.layer(64)
-    assert torch.ops.cudal2gen.linear.default in graph_of(enabled, layer, x)
-    assert won.kernels == 1
-    layer, x = won.layer(64, n=512)
-    assert graph_of(enabled, layer, x)[-1] in (torch.nn.functional.linear, torch._C._nn.linear)
-    assert won.kernels == 1
+def test_graphs_have_the_operator_where_it_may_win(enabled_host: Host, winning_setup: WinningSetup) -> None:
+    enabled_host.register()
+    layer, x = winning_setup.layer(64)
+    assert torch.ops.cudal2gen.linear.default in graph_of(enabled_host, layer, x)
+    assert winning_setup.kernels == 1
+    layer, x = winning_setup.layer(64, n=512)
+    assert graph_of(enabled_host, layer, x)[-1] in (torch.nn.functional.linear, torch._C._nn.linear)
+    assert winning_setup.kernels == 1
 
 
-def test_while_calls_measure_every_layer_takes_part(enabled: Host, won: Won) -> None:
+def test_while_calls_measure_every_layer_takes_part(enabled_host: Host, winning_setup: WinningSetup) -> None:
     from cudal2gen.operators import hosted
 
     assert not hosted.may_win(512, 128, torch.float16, "cpu", None, False)
-    won.dispatcher.mode = "once"
-    won.dispatcher.forget()
+    winning_setup.dispatcher.mode = "once"
+    winning_setup.dispatcher.forget()
     assert hosted.may_win(512, 128, torch.float16, "cpu", None, False)
     assert not hosted.may_win(512, 128, F32, "cpu", None, False)
-    won.dispatcher.mode, won.dispatcher.prefer = "off", "vendor"
-    won.dispatcher.forget()
+    winning_setup.dispatcher.mode, winning_setup.dispatcher.prefer = "off", "vendor"
+    winning_setup.dispatcher.forget()
     assert not hosted.may_win(64, 128, torch.float16, "cpu", None, False)
 
 
-def test_another_version_of_a_host_is_left_alone(enabled: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_of_a_host_is_left_alone(enabled_host: Host, caplog: pytest.LogCaptureFixture) -> None:
     def other(x: Any, weight: Any) -> Any:
         raise NotImplementedError
 
     owner, name = (
-        (enabled.layers, "default_unquantized_gemm")
-        if enabled.host is plugins.VLLM
-        else (enabled.layers.UnquantizedLinearMethod, "apply")
+        (enabled_host.layers, "default_unquantized_gemm")
+        if enabled_host.host is plugins.VLLM
+        else (enabled_host.layers.UnquantizedLinearMethod, "apply")
     )
     setattr(owner, name, other)
-    enabled.register()
+    enabled_host.register()
     assert getattr(owner, name) is other
     (message,) = caplog.messages
-    assert message.startswith(f"cudal2gen leaves {enabled.host.name} (no version) as it is: ")
-    assert message.endswith(f"takes (x, weight), not ({', '.join(enabled.host.parameters)})")
+    assert message.startswith(f"cudal2gen leaves {enabled_host.host.name} (no version) as it is: ")
+    assert message.endswith(f"takes (x, weight), not ({', '.join(enabled_host.host.parameters)})")
     delattr(owner, name)
-    enabled.register()
+    enabled_host.register()
     assert "has no attribute" in caplog.messages[-1] or "is not defined" in caplog.messages[-1]
 
 

@@ -21,7 +21,7 @@ from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.mutation import equivalence, survivors
 from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.strategies import TO_GLOBAL, prefetch
-from tests.draws import drawn, few_by
+from tests.draws import draw_few_by_key, draw_part
 
 # The paths of the templates, and records whose loops compilers change: they take two k-tiles in an iteration, or count
 # tiles by a multiplication.
@@ -70,7 +70,7 @@ BUILT_AHEAD = [*(KERNELS[name] for name in COVERED), *FAULTY.values()]
 
 def ptx_of(record: Record | Faulty) -> str:
     """The PTX of a record, or of a record with a fault."""
-    artifact = record.built() if isinstance(record, Faulty) else compiler.build([record])[0]
+    artifact = record.build() if isinstance(record, Faulty) else compiler.build([record])[0]
     return artifact.ptx.read_text()
 
 
@@ -81,7 +81,7 @@ def prove_and_recheck(record: Record) -> None:
     proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
 
 
-def why_refused(record: Record, ptx: str) -> str:
+def reason_of_refusal(record: Record, ptx: str) -> str:
     """Why a text is not certified; empty if it is."""
     try:
         prove(ptx, partial(claims, record))
@@ -105,7 +105,7 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_fault_that_executions_miss_is_refused(fault: str) -> None:
-    assert why_refused(PATHS["single"], ptx_of(FAULTY[fault]))
+    assert reason_of_refusal(PATHS["single"], ptx_of(FAULTY[fault]))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_numbers_of_another_type_or_rounding_are_refused(before: str, after: str
     record = KERNELS["f32"]
     ptx = ptx_of(record)
     assert before in ptx
-    assert why_refused(record, ptx.replace(before, after))
+    assert reason_of_refusal(record, ptx.replace(before, after))
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
     changed = [*mutants(ptx, arithmetic=True), *changed_constants(ptx)]
-    few = few_by(lambda mutant: mutant.kind, changed, 1)
-    certified = [mutant for mutant in few if not why_refused(record, mutant.text)]
+    few = draw_few_by_key(lambda mutant: mutant.kind, changed, 1)
+    certified = [mutant for mutant in few if not reason_of_refusal(record, mutant.text)]
     assert len(certified) < len(few) / 2, "most changes are faults"
     unexplained = [x for x in certified if x.kind.startswith("constant") or not equivalence(record, x, ptx)]
     executed = list(survivors(record, artifact, compiler.launcher(), unexplained))
@@ -179,7 +179,7 @@ def test_every_step_of_adding_slices_is_needed() -> None:
     steps = ("fence.acq_rel", "atom", "bar.sync", "st.global.v2", "ld.global.cg", "st.shared.u8", "ld.shared.u8", "@%p")
     changed = [x for x in mutants(ptx) if x.line >= first and any(step in lines[x.line - 1] for step in steps)]
     assert len(changed) > 60
-    certified = [mutant for mutant in drawn(changed, 3) if not why_refused(record, mutant.text)]
+    certified = [mutant for mutant in draw_part(changed, 3) if not reason_of_refusal(record, mutant.text)]
     for mutant in certified:
         swapped_with = mutant.text.splitlines()[mutant.line - 1]
         harmless = mutant.kind == "swap" and not any(step in swapped_with for step in steps)

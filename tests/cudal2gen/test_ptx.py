@@ -14,7 +14,7 @@ from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import MmaSyncKernel, Sm80Direct, Sm80Multistage
 from tests.cudal2gen.strategies import STAGED_8, STAGED_16, STRAIGHT, TO_GLOBAL, direct, multistage, prefetch
 from tests.cudal2gen.test_renderer import CODE_CHANGES, DATA_CHANGES, pair
-from tests.draws import THOROUGH, drawn
+from tests.draws import THOROUGH, draw_part
 
 # By part of an instruction: the letter that stands for it in ``order``.
 TOKENS = {
@@ -87,7 +87,7 @@ def count(lines: list[str], pattern: str) -> int:
 
 
 # Changes of a record whose instructions are counted.
-COUNTED: Sequence[dict[str, Any]] = drawn([
+COUNTED: Sequence[dict[str, Any]] = draw_part([
     {},
     {"acc": "f32"},
     {"layout": "nn"},
@@ -230,7 +230,7 @@ ROUNDS = {
 }
 
 
-DRAWN_EPILOGUES = drawn([*product(EPILOGUES, ("f16", "f32"))], 3)
+DRAWN_EPILOGUES = draw_part([*product(EPILOGUES, ("f16", "f32"))], 3)
 
 
 def epilogue(record: Sm80Multistage) -> list[str]:
@@ -269,7 +269,7 @@ def anonymous(record: Sm80Multistage | Sm80Direct) -> list[str]:
 
 
 # tests/cudal2gen/test_renderer.py shows that each of them changes the text.
-CODE_FIELDS = drawn(sorted(CODE_CHANGES), 3)
+CODE_FIELDS = draw_part(sorted(CODE_CHANGES), 3)
 
 
 @pytest.mark.parametrize("field", CODE_FIELDS)
@@ -302,7 +302,7 @@ def direct_pair(field: str) -> tuple[Sm80Direct, Sm80Direct]:
     return direct(**{name: value for name, value in after.items() if name != field}), direct(**after)
 
 
-DIRECT_FIELDS = drawn(list(DIRECT_CHANGES), 3)
+DIRECT_FIELDS = draw_part(list(DIRECT_CHANGES), 3)
 
 
 @pytest.mark.parametrize("field", DIRECT_FIELDS)
@@ -328,10 +328,10 @@ def everywhere(gpu: str) -> Sequence[Sm80Multistage | Sm80Direct]:
         direct(gpu=gpu),
         direct(gpu=gpu, acc="f32", layout="nn", padding="predicate", split_k=2),
     ]
-    return drawn(samples, 2)
+    return draw_part(samples, 2)
 
 
-ARCHITECTURES = drawn(["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"], 2)
+ARCHITECTURES = draw_part(["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"], 2)
 
 
 @pytest.mark.parametrize("gpu", ARCHITECTURES)

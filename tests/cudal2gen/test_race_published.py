@@ -63,8 +63,9 @@ void cuda_l2_h100_fp32(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_maj
   cudaDeviceSynchronize();
 }
 """
-# Part of a published text: its tile. The problem of the stand-in.
+# The lines of a published text that state its tile, with spaces as they occur.
 TILE = "auto BM = Int<96>{}; \nauto BN = Int< 32 >{};\n  auto BK = Int<48>{};"
+# The problem of the stand-in.
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64)
 
 
@@ -100,7 +101,7 @@ def operands(device: EmulatedDevice) -> Operands:
     return Operands(**tensors)
 
 
-def trial(kernel: Library) -> Path:
+def trial_file(kernel: Library) -> Path:
     """The file that exists while a published kernel's library is tried, and after a try that crashed."""
     return kernel.path.with_suffix(".trial")
 
@@ -111,9 +112,9 @@ def assert_product(matrices: Operands) -> None:
     assert (matrices.d.double() - expected).abs().max() < 2e-2
 
 
-def contender(device: EmulatedDevice, kernel: Library) -> Published:
+def prepared_contender(device: EmulatedDevice, kernel: Library) -> Published:
     """The published kernel as a contender, prepared for its problem."""
-    published = Published("h100", device, {PROBLEM: kernel}, True, [], trial(kernel))  # type: ignore[arg-type]
+    published = Published("h100", device, {PROBLEM: kernel}, True, [], trial_file(kernel))  # type: ignore[arg-type]
     published.prepare(PROBLEM, None)  # type: ignore[arg-type]
     return published
 
@@ -133,7 +134,7 @@ def test_a_right_kernel_is_called_through_its_own_host_function(kernel: Library,
     written = kernel.path.stat().st_mtime_ns
     assert build(folder.parent / "checkout", kernel.source, "h200", folder) == kernel
     assert kernel.path.stat().st_mtime_ns == written
-    published, matrices = contender(device, kernel), operands(device)
+    published, matrices = prepared_contender(device, kernel), operands(device)
     call = published.bind(matrices)
     matrices.d.fill_(0)
     call()
@@ -146,7 +147,7 @@ def test_a_right_kernel_is_called_through_its_own_host_function(kernel: Library,
 def test_a_stream_of_its_own_is_the_measurements(
     kernel: Library, device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published, matrices = contender(device, kernel), operands(device)
+    published, matrices = prepared_contender(device, kernel), operands(device)
     monkeypatch.setenv("STAND_IN", "own stream")
     call = published.bind(matrices)
     matrices.d.fill_(0)
@@ -166,11 +167,11 @@ def test_a_stream_of_its_own_is_the_measurements(
 def test_a_fault_makes_a_kernel_absent(
     kernel: Library, device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
-    published = contender(device, kernel)
+    published = prepared_contender(device, kernel)
     monkeypatch.setenv("STAND_IN", fault)
     with pytest.raises(Absent, match=reason):
         published.bind(operands(device))
-    assert not trial(kernel).exists()
+    assert not trial_file(kernel).exists()
 
 
 def test_a_checkout_is_compiled_as_far_as_it_has_kernels(kernel: Library, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +187,7 @@ def test_a_checkout_is_compiled_as_far_as_it_has_kernels(kernel: Library, capsys
 def test_an_impossible_time_makes_a_published_kernel_absent_and_the_race_begins_again(
     kernel: Library, device: EmulatedDevice
 ) -> None:
-    published = contender(device, kernel)
+    published = prepared_contender(device, kernel)
 
     def race(_: object) -> bench.RunOutcome:
         published.prepare(PROBLEM, None)  # type: ignore[arg-type]
@@ -199,7 +200,7 @@ def test_an_impossible_time_makes_a_published_kernel_absent_and_the_race_begins_
 
 
 def test_padding_is_in_the_timing(kernel: Library, device: EmulatedDevice) -> None:
-    published, matrices = contender(device, replace(kernel, padded=(96, 64, 96))), operands(device)
+    published, matrices = prepared_contender(device, replace(kernel, padded=(96, 64, 96))), operands(device)
     assert "padded to 96_64_96, in the timing" in published.detail
     call = published.bind(matrices)
     _, copies = published.stages(matrices)
@@ -246,7 +247,7 @@ def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on
 def test_a_spent_budget_starts_no_further_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def end_by_signal(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         """A process that a kernel ends, after more than the budget."""
         assert not started, "the budget is spent"
         started.append(command[-1])
@@ -254,7 +255,7 @@ def test_a_spent_budget_starts_no_further_process(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(race_published.time, "monotonic", lambda: 1e9)
         return subprocess.CompletedProcess(command, -11)
 
-    monkeypatch.setattr(race_published.subprocess, "run", run)
+    monkeypatch.setattr(race_published.subprocess, "run", end_by_signal)
     monkeypatch.setattr(race_published.time, "monotonic", lambda: 0.0)
     assert race_published.supervise([], 60.0) == 0
     assert started == ["60.0s"]

@@ -19,7 +19,7 @@ require("torch")
 from cudal2gen.operators.measuring import races, rule  # noqa: E402
 
 pytestmark = pytest.mark.torch
-KERNELS = 8  # as many as take part in a race
+KERNELS = 8  # kernels of a simulated race, as many as take part in a real one
 SLOWER = -math.log(1.01)  # log ratio of torch's time to that of a kernel that is 1 % slower
 
 
@@ -60,7 +60,7 @@ KINDS = {
 }
 
 
-class Simulated:
+class SimulatedRaces:
     """Races of one kind, which are simulated together. ``true``: log ratios of torch's time to each kernel's without
     disturbances, of shape (races, kernels)."""
 
@@ -70,18 +70,18 @@ class Simulated:
         self.rows = np.arange(self.count)
         times = np.concatenate([np.zeros((self.count, 1)), -true], axis=1)  # torch is contender 0
         self.times = times + self.random.normal(0, kind.bias, times.shape)
-        self.cold, self.taken = np.zeros(self.count, bool), 0
+        self.cold, self.samples = np.zeros(self.count, bool), 0  # whether the L2 of each race is cold; samples so far
 
     def sample(self, contender: Any) -> Any:
         """The log times of a sample of one contender in each race, of shape (races,). ``contender``: its number in each
         race, 0 for torch."""
         kind, random = self.kind, self.random
         self.cold ^= random.random(self.count) < kind.flips
-        self.taken += 1
+        self.samples += 1
         spiked = random.random(self.count) < kind.spikes
         disturbed = random.normal(0, kind.noise, self.count) + spiked * random.uniform(0.1, 1.0, self.count)
-        clock = kind.drift * self.taken / 200 + kind.ripple * math.sin(math.pi / 4 * (2 * self.taken + 1))
-        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + clock  # exp(0.3) is 35 % more
+        common = kind.drift * self.samples / 200 + kind.ripple * math.sin(math.pi / 4 * (2 * self.samples + 1))
+        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + common  # exp(0.3) is 35 % more
 
     def pairs(self, contenders: list[Any], rounds: int) -> list[Any]:
         """Log ratios of torch to each contender, of shape (races, 2 * rounds).
@@ -90,11 +90,11 @@ class Simulated:
         follows the Thue-Morse sequence, so that drifts and periods of the clocks cancel out.
         """
         columns: list[list[Any]] = [[] for _ in range(len(contenders) + 1)]
-        field = [np.zeros(self.count, int), *contenders]
+        entrants = [np.zeros(self.count, int), *contenders]
         for count in range(rounds):
-            order = range(len(field))[:: -1 if count.bit_count() % 2 else 1]
+            order = range(len(entrants))[:: -1 if count.bit_count() % 2 else 1]
             for number in (*order, *reversed(order)):
-                columns[number].append(self.sample(field[number]))
+                columns[number].append(self.sample(entrants[number]))
         vendor, *kernels = (np.array(column).T for column in columns)
         return [vendor - kernel for kernel in kernels]
 
@@ -129,11 +129,11 @@ def drawn_ratios(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).normal(-0.04, 0.09, (count, KERNELS))
 
 
-def three_figures(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
+def gain_figures(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
     """Three figures of ``count`` races: the share of the possible gain that is kept; the possible gain, as a share of
     torch's time; and the share of races that take a kernel which is at least 1 % slower than torch."""
     true = drawn_ratios(count, seed)
-    taken, log = Simulated(kind, true, seed).run()
+    taken, log = SimulatedRaces(kind, true, seed).run()
     possible = np.maximum(1 - np.exp(-true.max(axis=1)), 0).mean()
     return (
         float(np.where(taken, 1 - np.exp(-log), 0).mean() / possible),
@@ -142,27 +142,27 @@ def three_figures(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, 
     )
 
 
-def rate_of_losses(kind: Kind, count: int, seed: int = 2) -> float:
+def loss_rate(kind: Kind, count: int, seed: int = 2) -> float:
     """The share of races that take a kernel where all are 1 % slower than torch."""
-    taken, _ = Simulated(kind, np.full((count, KERNELS), SLOWER), seed).run()
+    taken, _ = SimulatedRaces(kind, np.full((count, KERNELS), SLOWER), seed).run()
     return float(taken.mean())
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thousand_races_of_each_kind(name: str) -> None:
     """There are 12,000 races in all, and as many with slower kernels only."""
-    share, possible, slower = three_figures(KINDS[name], 1000)
+    share, possible, slower = gain_figures(KINDS[name], 1000)
     assert possible == pytest.approx(0.084, abs=0.005)
     assert share >= 0.5
     assert slower <= 0.005
-    assert rate_of_losses(KINDS[name], 1000) <= 0.005
+    assert loss_rate(KINDS[name], 1000) <= 0.005
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("bias", 0.0035), ("bias and spikes", 0.0055)])
 def test_a_bias_rarely_favours_a_slower_kernel(name: str, most: float) -> None:
     """With 20,000 races, a rate of 0.5 % is known to 0.05 %."""
-    assert rate_of_losses(KINDS[name], 20_000) <= most
+    assert loss_rate(KINDS[name], 20_000) <= most
 
 
 def test_few_pairs_prove_nothing() -> None:

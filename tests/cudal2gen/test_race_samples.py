@@ -13,9 +13,9 @@ from cudal2gen import pack
 from cudal2gen.kernel import serving
 from tests.cudal2gen import idle_device
 from tests.cudal2gen.emulated import EmulatedDevice
-from tests.cudal2gen.racing import NAMES, Clock, Timed, drawn, measurements, process, store
+from tests.cudal2gen.racing import NAMES, Clock, Timed, draw_product, measurements, process, store
 from tests.cudal2gen.test_native_calls import Reference, kernel_calls, product, reference
-from tests.cudal2gen.test_races import exact, opened
+from tests.cudal2gen.test_races import disable_buckets, opened_pack
 from tests.packages import require
 
 torch = require("torch")
@@ -27,7 +27,7 @@ from cudal2gen.operators.plan_requests import Arguments, request_linear, request
 
 pytestmark = pytest.mark.torch
 
-__all__ = ["exact", "opened", "reference", "store"]  # fixtures
+__all__ = ["disable_buckets", "opened_pack", "reference", "store"]  # fixtures
 
 
 class Watching(Clock):
@@ -58,7 +58,7 @@ TIMES = {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}
 
 @pytest.mark.slow
 def test_the_l2_is_cold_before_each_sample(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls of a sample use different operands, one set for each call. A sample of torch has one call of 300 us, or
     four of 9 us, because a sample takes at least 30 us."""
@@ -69,9 +69,9 @@ def test_the_l2_is_cold_before_each_sample(
     mm = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b: (read.append(a.data_ptr()), mm(a, b))[1])
     for torch_us, calls in ((300.0, 1), (9.0, 4)):
-        a, b, expected = drawn(device, (30, 24, 64) if calls == 1 else (29, 24, 64))
+        a, b, expected = draw_product(device, (30, 24, 64) if calls == 1 else (29, 24, 64))
         clock = Watching(device, dict.fromkeys(TIMES, torch_us / 1.5), torch_us)
-        with process(opened, Timed(device, clock)):
+        with process(opened_pack, Timed(device, clock)):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert clock.samples == clock.cold > 30
         assert counts.pop() == calls
@@ -81,7 +81,7 @@ def test_the_l2_is_cold_before_each_sample(
 
 
 def test_operands_beyond_the_l2_are_cold_by_themselves(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contests.Contest, "rotate", lambda *_: pytest.fail("copies are not needed"))
     closed: list[object] = []
@@ -89,8 +89,8 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
     monkeypatch.setattr(contests.Contests, "close", lambda own: (closed.append(own), real(own))[1])
     clock = Watching(device, TIMES, 300.0)
     clock.environment = clock.environment.model_copy(update={"l2_bytes": 1000})
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock)):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.evicted == 1, "for the first sample, before it is known how long it takes"
     assert [measurement.l2 for measurement in measurements()] == ["exceeded"]
@@ -103,13 +103,13 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
     [(10.0, 12.0, 1.5), (10.0, 310.0, 300 / 310), (290.0, 12.0, 1.5), (600.0, 610.0, 600 / 610), (600.0, 400.0, 1.5)],
 )
 def test_the_slower_one_of_host_and_device_counts(
-    torch_us: float, kernel_us: float, wins: float, device: EmulatedDevice, opened: pack.Pack
+    torch_us: float, kernel_us: float, wins: float, device: EmulatedDevice, opened_pack: pack.Pack
 ) -> None:
     """On the device the kernels take 200 and 250 us, and torch 300 us. ``torch_us``, ``kernel_us``: those of the host.
     ``wins``: torch's time divided by the kernel's, of which each is the longer of both."""
     host = dict.fromkeys(TIMES, kernel_us) | {"": torch_us}
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Watching(device, TIMES, 300.0, host=host))):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, Watching(device, TIMES, 300.0, host=host))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         said = cudal2gen.explain(a, b.t())
     kernel, vendor = measurements()[0].timings
@@ -122,7 +122,7 @@ def test_the_slower_one_of_host_and_device_counts(
 
 @pytest.mark.parametrize(("evicting_us", "fits"), [(500.0, True), (3000.0, False)])
 def test_the_budget_pays_for_what_else_a_sample_takes(
-    evicting_us: float, fits: bool, device: EmulatedDevice, opened: pack.Pack
+    evicting_us: float, fits: bool, device: EmulatedDevice, opened_pack: pack.Pack
 ) -> None:
     class Evicting(Watching):
         """A clock on which it takes ``evicting_us`` to make the L2 cold."""
@@ -132,8 +132,8 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
             self.seconds += evicting_us / 1e6
 
     clock = Evicting(device, TIMES, 300.0)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock)):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.seconds <= races.SHAPE_SECONDS
     assert bool(measurements()) == fits

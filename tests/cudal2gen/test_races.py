@@ -29,7 +29,7 @@ from tests.cudal2gen.racing import (  # noqa: E402
     SIZES,
     Clock,
     Timed,
-    drawn,
+    draw_product,
     launch_counts,
     measurements,
     process,
@@ -43,23 +43,23 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """A pack of plain kernels without measurements."""
     table = packed.table([packed.RECORDS[name] for name in ("predicated", "whole", "split", "nn", "f16")])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables buckets, so that each problem is measured for itself."""
     monkeypatch.setattr(buckets, "LARGEST", 0)
 
 
 @pytest.mark.slow
-def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats() == {
@@ -77,53 +77,53 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
     assert kernel.record == NAMES["whole"]
     assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.MIN_ROUNDS
     before = launch_counts(device)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert launch_counts(device) == before | {"whole": before["whole"] + 1}
-    with process(opened, Timed(device, clock), mode="off") as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode="off") as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
 
 
 @pytest.mark.slow
 def test_the_reference_of_a_race_is_computed_once(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for the reference's rows and its columns."""
     shapes: list[tuple[int, int]] = []
 
-    def bounds(acc: Any, a: Any, b: Any, *others: Any) -> Bounds[Any]:
+    def record_bounds(acc: Any, a: Any, b: Any, *others: Any) -> Bounds[Any]:
         shapes.append((len(a), len(b)))
         return Bounds(acc, a, b, *others)
 
-    monkeypatch.setattr(check, "Bounds", bounds)
+    monkeypatch.setattr(check, "Bounds", record_bounds)
     clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
     assert shapes == [(30, 24), (30, 24)]
 
 
-def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Clock(device, {}, 300.0)
     clock.times_us = dict.fromkeys(NAMES.values(), 310.0)
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     for _ in range(2):
-        with process(opened, Timed(device, clock)) as dispatcher:
+        with process(opened_pack, Timed(device, clock)) as dispatcher:
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats() == {"kernel": {}, "torch": {"measured, not faster": 1}}
     assert len(measurements()) == 1
 
 
 @pytest.mark.slow
-def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """Misaligned rows are copied for kernels. A later call with packed operands of the same sizes races again."""
     clock = Clock(device, dict.fromkeys(NAMES.values(), 310.0), 300.0)
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     apart = device.empty(30, 65)[:, :64]
     apart.copy_(a)
-    with process(opened, Timed(device, clock)):
+    with process(opened_pack, Timed(device, clock)):
         assert torch.equal(cudal2gen.matmul(apart, b.t()), expected)
         assert measurements() == []
         clock.times_us = dict.fromkeys(NAMES.values(), 200.0)
@@ -136,23 +136,23 @@ def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["driver", "max_sm_mhz", "name", "versions"])
-def test_other_conditions_race_anew(device: EmulatedDevice, opened: pack.Pack, changed: str) -> None:
+def test_other_conditions_race_anew(device: EmulatedDevice, opened_pack: pack.Pack, changed: str) -> None:
     clock = Clock(device, {}, 300.0)
-    a, b, _ = drawn(device)
+    a, b, _ = draw_product(device)
     values: dict[str, Any] = {"driver": "590", "max_sm_mhz": 1200, "name": "NVIDIA A800", "versions": {"torch": "3"}}
     for environment in (A100, A100.model_copy(update={"id": "other", changed: values[changed]})):
         clock.environment = environment
-        with process(opened, Timed(device, clock)):
+        with process(opened_pack, Timed(device, clock)):
             cudal2gen.matmul(a, b.t())
     assert [row.environment for row in measurements()] == [A100.id, "other"]
 
 
 @pytest.mark.slow
-def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_linear_races_its_product_alone(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Clock(device, {}, 300.0)
-    x, weight, expected = drawn(device)
+    x, weight, expected = draw_product(device)
     bias = device.empty(1, SIZES[1]).copy_(torch.ones(SIZES[1]))[0]
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         assert torch.equal(
             cudal2gen.linear(x.view(2, 15, 64), weight, bias).view(30, 24), (expected.double() + 1).half()
         )
@@ -160,13 +160,13 @@ def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pac
     assert len(measurements()) == 1
 
 
-def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_what_is_not_raced(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """There are no races in captures, with exhausted budgets, with numbers that cannot be compared, or with other
     preferences."""
     clock = Clock(device, {}, 300.0)
-    a, b, _ = drawn(device)
+    a, b, _ = draw_product(device)
     timed = Timed(device, clock)
-    with process(opened, timed) as dispatcher:
+    with process(opened_pack, timed) as dispatcher:
         timed.captures = True
         cudal2gen.matmul(a, b.t())
         timed.captures = False
@@ -185,20 +185,20 @@ def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
     assert measurements() == []
 
 
-def test_without_a_clock_torch_computes(device: EmulatedDevice, opened: pack.Pack) -> None:
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, None)) as dispatcher:
+def test_without_a_clock_torch_computes(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, None)) as dispatcher:
         with pytest.warns(UserWarning, match="no autotuning: NVML is missing"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {}
 
 
 @pytest.mark.slow
-def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    a, b, expected = drawn(device)
+    a, b, expected = draw_product(device)
     wide = device.empty(30, 72)[:, :64].copy_(a)
-    with process(opened, Timed(device, clock), mode="background") as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode="background") as dispatcher:
         clock.busy = True
         for _ in range(3):
             assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
@@ -219,11 +219,11 @@ def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, o
 
 
 @pytest.mark.slow
-def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """The caller overwrites its tensors between calls, which the race must not see."""
     clock = Clock(device, {}, 300.0)
-    a, b, _ = drawn(device)
-    with process(opened, Timed(device, clock), mode="background"):
+    a, b, _ = draw_product(device)
+    with process(opened_pack, Timed(device, clock), mode="background"):
         while not measurements():
             cudal2gen.matmul(a, b.t())
             a.add_(1), b.neg_()
@@ -237,18 +237,18 @@ def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
-@pytest.mark.parametrize("lies", ["repeated", "unit", "vector"])
+@pytest.mark.parametrize("operand_kind", ["repeated", "unit", "vector"])
 def test_operands_with_other_dimensions_are_raced(
-    device: EmulatedDevice, opened: pack.Pack, lies: str, mode: races.Mode
+    device: EmulatedDevice, opened_pack: pack.Pack, operand_kind: str, mode: races.Mode
 ) -> None:
     """B is a batch, ``repeated`` or with an extent of one (``unit``), or A is a single row (``vector``)."""
-    a, b, expected = drawn(device)
-    if lies == "vector":
+    a, b, expected = draw_product(device)
+    if operand_kind == "vector":
         left, right, expected = a[0], b.t(), expected[0]
     else:
         left, right, expected = a.view(2, 15, 64), b.t()[None], expected.view(2, 15, 24)
-        right = right.expand(2, 64, 24) if lies == "repeated" else right
-    with process(opened, Timed(device, Clock(device, {}, 300.0)), mode):
+        right = right.expand(2, 64, 24) if operand_kind == "repeated" else right
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), mode):
         for _ in range(90):
             assert torch.equal(cudal2gen.matmul(left, right), expected)
     assert len(measurements()) == 1
@@ -256,15 +256,15 @@ def test_operands_with_other_dimensions_are_raced(
 
 
 def test_one_race_at_a_time_has_copies(
-    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+    device: EmulatedDevice, opened_pack: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls have ever new shapes. A race without further calls is given up when another one begins."""
     copies: list[Any] = []
     copy = contests._copy
     monkeypatch.setattr(contests, "_copy", lambda *operands: copies.append(copy(*operands)) or copies[-1])
-    a, b, _ = drawn(device)
+    a, b, _ = draw_product(device)
     clock = Clock(device, {}, 300.0)
-    with process(opened, Timed(device, clock), mode="background") as dispatcher:
+    with process(opened_pack, Timed(device, clock), mode="background") as dispatcher:
         for rows in range(10, 20):
             cudal2gen.matmul(a[:rows], b.t())
         assert [matrix.shape[0] for matrix in copies] == [10, 64]
@@ -278,10 +278,10 @@ def test_one_race_at_a_time_has_copies(
 
 
 @pytest.mark.slow
-def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pack.Pack) -> None:
+def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     """Both would slow down torch's product but not the kernel."""
 
-    class Watching(Clock):
+    class NoGradientClock(Clock):
         """A clock that fails if a sample is taken within autocast or with gradients."""
 
         def elapsed_us(self, call: Callable[[], object], times: int) -> float:
@@ -289,8 +289,8 @@ def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pac
             assert not torch.is_grad_enabled()
             return super().elapsed_us(call, times)
 
-    a, b, expected = drawn(device)
-    with process(opened, Timed(device, Watching(device, {}, 300.0))), torch.autocast("cpu", torch.float16):
+    a, b, expected = draw_product(device)
+    with process(opened_pack, Timed(device, NoGradientClock(device, {}, 300.0))), torch.autocast("cpu", torch.float16):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert len(measurements()) == 1
 

@@ -28,7 +28,16 @@ from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
 from kernelproof.ground import toolchain
 from tests.cudal2gen import simulated_gpu
-from tests.cudal2gen.simulated_gpu import HANGS, KILLS, RAISES, Packs, Simulated, allow, ended, under_way
+from tests.cudal2gen.simulated_gpu import (
+    HANGS,
+    KILLS,
+    RAISES,
+    Packs,
+    Simulated,
+    allow,
+    count_ended,
+    unended_evaluations,
+)
 from tests.cudal2gen.test_cli import error, own_catalog, run
 from tests.packages import require
 
@@ -128,12 +137,12 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def overlapping(log: Path) -> list[tuple[Any, Any]]:
+def overlapping_pairs(log: Path) -> list[tuple[Any, Any]]:
     """Pairs of evaluations that ran at the same time on one node. One without an end lasts until its process's last
     line."""
     spans: dict[str, list[tuple[float, float]]] = {}
     starts: dict[int, Any] = {}
-    for line in simulated_gpu.read(log):
+    for line in simulated_gpu.read_log(log):
         if "begin" in line:
             starts[line["pid"]] = line
         elif "end" in line:
@@ -169,17 +178,17 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     killed = 0
 
     def working_nodes() -> set[str]:
-        return {line["node"] for line in under_way(log) if line["pid"] != killed}
+        return {line["node"] for line in unended_evaluations(log) if line["pid"] != killed}
 
     allow(log, 4)
     thread.start()
-    wait_for(lambda: len(ended(log)) >= 4 and len(working_nodes()) == 2)
-    finished_before["worker"] = ended(log)
-    killed = under_way(log)[0]["pid"]
+    wait_for(lambda: len(count_ended(log)) >= 4 and len(working_nodes()) == 2)
+    finished_before["worker"] = count_ended(log)
+    killed = unended_evaluations(log)[0]["pid"]
     os.kill(killed, signal.SIGKILL)
     allow(log, 12)
-    wait_for(lambda: len(ended(log)) >= 12 and nodes[0].node_id in working_nodes())
-    finished_before["node"] = ended(log)
+    wait_for(lambda: len(count_ended(log)) >= 12 and nodes[0].node_id in working_nodes())
+    finished_before["node"] = count_ended(log)
     cluster.remove_node(nodes[0], allow_graceful=False)
     added = node()
     wait_for(lambda: added.node_id in working_nodes())
@@ -197,16 +206,16 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     }
     assert {groups(trial): trial.median_us for trial in stored} == expected
     assert {trial.outcome for trial in stored} == {"measured"}
-    after = ended(log)
+    after = count_ended(log)
     for before in finished_before.values():
         assert len(before) >= 4
         assert all(after[group] == 1 for group in before), "what was finished is not evaluated again"
-    assert len({line["node"] for line in simulated_gpu.read(log) if "end" in line}) == 3
-    starts = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
-    lost = [line["begin"] for line in under_way(log)]  # a single record, if two cards shared a job
+    assert len({line["node"] for line in simulated_gpu.read_log(log) if "end" in line}) == 3
+    starts = Counter(group for line in simulated_gpu.read_log(log) for group in line.get("begin", ()))
+    lost = [line["begin"] for line in unended_evaluations(log)]  # a single record, if two cards shared a job
     assert len(lost) == 2, "the worker and the node were each in mid-evaluation"
     assert starts == Counter(range(1, 33)) + Counter(itertools.chain(*lost)), "only what was lost is evaluated again"
-    assert overlapping(log) == []
+    assert overlapping_pairs(log) == []
 
 
 @pytest.mark.slow
@@ -232,7 +241,11 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     thread = threading.Thread(target=lambda: stored.extend(run(executor, tmp_path / "trials.jsonl")))
     allow(log, 24)
     thread.start()
-    wait_for(lambda: ended(log).total() >= 24 and nodes[0].node_id in {line["node"] for line in under_way(log)})
+    wait_for(
+        lambda: (
+            count_ended(log).total() >= 24 and nodes[0].node_id in {line["node"] for line in unended_evaluations(log)}
+        )
+    )
     cluster.remove_node(nodes[0], allow_graceful=False)
     node()
     allow(log, 10_000)
@@ -247,7 +260,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     assert by_problem(stored) == by_problem(expected)
     order = [trial.problem for trial in stored]
     assert order != [trial.problem for trial in expected], "one problem does not wait for the end of another"
-    assert overlapping(log) == []
+    assert overlapping_pairs(log) == []
 
 
 def test_the_next_worker_goes_to_the_earliest_problem() -> None:
@@ -278,7 +291,7 @@ def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[],
     node()
     executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=5.0, patience=PATIENCE)
     jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
-    trials = {groups(trial): trial for ended in ended_jobs(executor, jobs) for trial in ended}
+    trials = {groups(trial): trial for trials_of_job in ended_jobs(executor, jobs) for trial in trials_of_job}
     executor.close()
     outcomes = {group: (trial.outcome, trial.reason) for group, trial in trials.items()}
     assert {group for group, outcome in outcomes.items() if outcome == ("measured", "")} == {1, 2, 4, 5}
@@ -286,7 +299,7 @@ def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[],
     assert outcomes[RAISES] == ("wrong result", "ArithmeticError: the device is in a bad mood")
     assert outcomes[KILLS][0] == "wrong result"
     assert outcomes[KILLS][1].startswith("the worker that ran it was lost: ")
-    starts = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
+    starts = Counter(group for line in simulated_gpu.read_log(log) for group in line.get("begin", ()))
     assert starts[KILLS] == 4, "twice with others, twice alone"
     assert (starts[HANGS], starts[RAISES]) == (1, 2)
     assert trials[5].on == executor.on == "analytic model with hidden terms, seed 7"
@@ -312,7 +325,7 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_at_the_card(node: Callable
     assert digests[2:] == [[]]
     executor.close()
     assert [groups(trial) for trial in trials] == [7, 8, 9], "in order, though two cards shared a brief job"
-    lines = simulated_gpu.read(log)
+    lines = simulated_gpu.read_log(log)
     assert sorted(line["packed"] for line in lines if "packed" in line) == [[7], [7, 8], [9]]
     starts = {tuple(line["begin"]): line for line in lines if "begin" in line}
     assert starts[7, 8]["node"] != starts[9,]["node"]

@@ -25,15 +25,15 @@ RECORD = multistage(bk=64)
 
 
 @pytest.fixture(scope="module")
-def built() -> compiler.Artifact:
+def compiled_record() -> compiler.Artifact:
     """The compiled ``RECORD``."""
     return compiler.build([RECORD])[0]
 
 
 @pytest.fixture(scope="module")
-def modelled(built: compiler.Artifact) -> Profile:
+def record_profile(compiled_record: compiler.Artifact) -> Profile:
     """The profile of the compiled record."""
-    return profile.of_record(RECORD, built.cubin, built.source)
+    return profile.of_record(RECORD, compiled_record.cubin, compiled_record.source)
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +44,27 @@ def in_tensor_memory() -> Profile:
 
 
 @pytest.mark.slow
-def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: compiler.Artifact) -> None:
+def test_a_record_has_the_bounds_that_follow_by_hand(
+    record_profile: Profile, compiled_record: compiler.Artifact
+) -> None:
     """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps.
 
     The floor is 1.6 us for the launch, and the longer of two times: that of the FLOP, at 2048 per clock on each of 108
     SMs at 1380 MHz, and that of the bytes, at 1.7e6 per microsecond.
     """
-    loop, time = modelled.loop, modelled.time
+    loop, time = record_profile.loop, record_profile.time
     mmas = RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks
     assert loop.opcodes["HMMA"] == pytest.approx(mmas * loop.warps)
     assert loop.tensor_cycles == pytest.approx(8 * mmas * loop.warps)
     assert loop.cycles >= loop.tensor_cycles
     assert loop.pipes["tensor"] == pytest.approx(loop.tensor_cycles / loop.cycles)
     assert sum(loop.stalls.values()) == pytest.approx(1)
-    assert loop.live_registers <= modelled.registers == built.ptxas.registers
-    assert modelled.occupancy is not None
-    assert modelled.occupancy.ctas == RECORD.ctas_per_sm(built.ptxas.registers)
+    assert loop.live_registers <= record_profile.registers == compiled_record.ptxas.registers
+    assert record_profile.occupancy is not None
+    assert record_profile.occupancy.ctas == RECORD.ctas_per_sm(compiled_record.ptxas.registers)
     assert time is not None
     assert time.us == pytest.approx(sum(time.parts.values()))
-    assert time.waves == RECORD.waves(built.ptxas.registers)
+    assert time.waves == RECORD.waves(compiled_record.ptxas.registers)
     busiest_ctas = -(-RECORD.ctas // 108)  # of the SM with most CTAs
     assert time.tail_share == pytest.approx(1 - RECORD.ctas / 108 / busiest_ctas)
     flops = 2 * RECORD.m * RECORD.n * RECORD.k
@@ -70,30 +72,30 @@ def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: c
     assert time.floor_us == pytest.approx(1.6 + least)
 
 
-def test_lines_have_their_cuda_and_issues_their_place(modelled: Profile) -> None:
-    mmas = [line for line in modelled.lines if line.sass.startswith("HMMA")]
+def test_lines_have_their_cuda_and_issues_their_place(record_profile: Profile) -> None:
+    mmas = [line for line in record_profile.lines if line.sass.startswith("HMMA")]
     assert all(line.pipe == "tensor" and line.busy == 8 for line in mmas)
     assert any("Mma::fma" in (line.cuda or "") for line in mmas)
     assert all(line.file and line.file.endswith(".cu") for line in mmas)
-    assert [line.address for line in modelled.lines] == sorted(line.address for line in modelled.lines)
-    for warp in {issue.warp for issue in modelled.issues}:
-        own = [issue for issue in modelled.issues if issue.warp == warp]
+    assert [line.address for line in record_profile.lines] == sorted(line.address for line in record_profile.lines)
+    for warp in {issue.warp for issue in record_profile.issues}:
+        own = [issue for issue in record_profile.issues if issue.warp == warp]
         for before, after in pairwise(own):
             assert after.cycle - before.cycle == pytest.approx(sum(after.stalls.values()) + 1)
 
 
-def test_advice_is_what_the_model_says_of_the_change(modelled: Profile) -> None:
-    assert all(advice.gain >= 0.01 for advice in modelled.advice)
-    gains = [advice.gain for advice in modelled.advice]
+def test_advice_is_what_the_model_says_of_the_change(record_profile: Profile) -> None:
+    assert all(advice.gain >= 0.01 for advice in record_profile.advice)
+    gains = [advice.gain for advice in record_profile.advice]
     assert gains == sorted(gains, reverse=True)
-    for advice in modelled.advice:
+    for advice in record_profile.advice:
         if advice.change.startswith("--set"):
             field, value = advice.change.removeprefix("--set ").split("=")
             edited = RECORD.at(RECORD.problem, **{field: json.loads(value)})
             assert advice.after == estimate(edited).us
             assert advice.before == estimate(RECORD).us
         elif advice.figure == "main loop":
-            assert modelled.loop.tensor_cycles * 0.98 <= advice.after < advice.before
+            assert record_profile.loop.tensor_cycles * 0.98 <= advice.after < advice.before
 
 
 @pytest.mark.slow
@@ -163,34 +165,38 @@ def test_a_record_of_warps_and_a_producer_multiplies_what_follows_by_hand() -> N
 
 
 @pytest.mark.slow
-def test_a_cubin_with_the_launch_of_a_record_has_its_occupancy(built: compiler.Artifact, modelled: Profile) -> None:
+def test_a_cubin_with_the_launch_of_a_record_has_its_occupancy(
+    compiled_record: compiler.Artifact, record_profile: Profile
+) -> None:
     facts = LaunchFacts(ctas=RECORD.ctas, threads=RECORD.threads, smem_bytes=RECORD.smem_bytes, iterations=100)
-    launched = of_cubin(built.cubin, RECORD.gpu, launch=facts)
-    assert launched.occupancy == modelled.occupancy
-    assert launched.loop.tensor_cycles * modelled.loop.warps == pytest.approx(
-        modelled.loop.tensor_cycles * launched.loop.warps
+    launched = of_cubin(compiled_record.cubin, RECORD.gpu, launch=facts)
+    assert launched.occupancy == record_profile.occupancy
+    assert launched.loop.tensor_cycles * record_profile.loop.warps == pytest.approx(
+        record_profile.loop.tensor_cycles * launched.loop.warps
     )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ``cudal2gen profile`` with these arguments."""
     return commands.run("profile", *arguments)
 
 
 @pytest.mark.slow
-def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(tmp_path: Path, built: compiler.Artifact) -> None:
+def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(
+    tmp_path: Path, compiled_record: compiler.Artifact
+) -> None:
     page, saved = tmp_path / "p.html", tmp_path / "p.json"
     size = ("--mnk", RECORD.mnk)
-    done = run(*size, "--html", str(page))
+    done = run_profile(*size, "--html", str(page))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "<svg" in page.read_text()
-    saved.write_text(run(*size, "--json").stdout)
+    saved.write_text(run_profile(*size, "--json").stdout)
     content = load(saved)
     assert (content.problem or "").startswith(RECORD.mnk)
-    assert str(content.registers) in run(*size).stdout
-    compared = run("--compare", f"{RECORD.mnk} acc={RECORD.acc}", str(built.cubin))
+    assert str(content.registers) in run_profile(*size).stdout
+    compared = run_profile("--compare", f"{RECORD.mnk} acc={RECORD.acc}", str(compiled_record.cubin))
     assert RECORD.name in compared.stdout, compared.stderr
-    assert "1.000" in run("--compare", str(saved), RECORD.mnk).stdout
+    assert "1.000" in run_profile("--compare", str(saved), RECORD.mnk).stdout
 
 
 @pytest.mark.parametrize(
@@ -203,14 +209,16 @@ def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(tmp_path: Path,
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    refused = run(*arguments)
+    refused = run_profile(*arguments)
     assert refused.returncode == 2
     assert reason in refused.stderr
 
 
-def test_show_has_a_short_summary_of_a_built_kernel(built: compiler.Artifact, modelled: Profile) -> None:
-    brief = profile.brief(RECORD, built.cubin)
-    assert modelled.time is not None
-    assert brief["modelled_time"] == f"{modelled.time.us:.4g} µs"
-    assert brief["modelled_bound"] == modelled.time.bound
-    assert f"{modelled.loop.cycles:.0f} cycles" in brief["modelled_main_loop"]
+def test_show_has_a_short_summary_of_a_built_kernel(
+    compiled_record: compiler.Artifact, record_profile: Profile
+) -> None:
+    brief = profile.brief(RECORD, compiled_record.cubin)
+    assert record_profile.time is not None
+    assert brief["modelled_time"] == f"{record_profile.time.us:.4g} µs"
+    assert brief["modelled_bound"] == record_profile.time.bound
+    assert f"{record_profile.loop.cycles:.0f} cycles" in brief["modelled_main_loop"]

@@ -21,7 +21,7 @@ from kernelproof import emulator
 from tests.cudal2gen.paths import SWAPPED, SWAPPED_TENSOR, TWO_CONSUMERS, ring, small, tensor
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.cudal2gen.test_ptx import instructions
-from tests.draws import drawn
+from tests.draws import draw_part
 
 Array = NDArray[Any]
 # A load past the L1, and its registers.
@@ -63,7 +63,7 @@ SPLIT: list[dict[str, Any]] = [
     {"split_k": 8, "acc": "f32", "bm": 256, "mma_repeat": [4, 2, 1], **STRAIGHT},
     {"split_k": 7, "layout": "nn", **TO_GLOBAL},
 ]
-SPLIT_RECORDS: Sequence[MmaSyncKernel] = drawn(
+SPLIT_RECORDS: Sequence[MmaSyncKernel] = draw_part(
     [*(multistage(**changes) for changes in SPLIT), direct(split_k=3), direct(split_k=2, acc="f32")], 3
 )
 
@@ -84,7 +84,7 @@ def test_the_last_ctas_trips_to_the_l2(record: MmaSyncKernel) -> None:
 WIDE: dict[str, Any] = {**TWO_CONSUMERS, "bn": 192, "atom_n": 192, "registers": [40, 232], "k": 4096}
 # Kernels that add slices of a workspace, and one that also shares tiles of the last wave.
 SHARED_RECORDS = [
-    *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in drawn((2, 3, 4, 5, 8, 13, 16, 23, 64), 3)),
+    *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in draw_part((2, 3, 4, 5, 8, 13, 16, 23, 64), 3)),
     wgmma(split_k=4, reduce="workspace", min_blocks=2, bm=64, bn=64, atom_n=64, consumers=1, registers=None, stages=2),
 ]
 STREAMED_RECORD = ring(**WIDE, stream_k=True, cluster=[2, 1])
@@ -122,7 +122,7 @@ class Run(NamedTuple):
     workspace_bytes: int
 
 
-def run(
+def run_kernel(
     record: Record,
     directory: Path,
     library: Path,
@@ -199,7 +199,7 @@ def test_the_last_wave_is_covered_once(
     a, b = ones_and_zeros(*size)
     counters = 256 if parts else 0
     for adverse in (False, True):
-        result = run(record, directory, library, sms, a, b, adverse=adverse)
+        result = run_kernel(record, directory, library, sms, a, b, adverse=adverse)
         assert result.findings == []
         assert result.workspace_bytes == counters + parts * record.bm * record.bn * 4
         np.testing.assert_array_equal(result.d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
@@ -232,13 +232,13 @@ def test_parts_are_summed_in_the_order_of_k(record: Sm90Wgmma, sms: int, adverse
     k = 8 * 64
     a, b, expected = in_order_only([0, 128, 256, 384], 64, 32, k)
     directory = compiler.build([record])[0].directory
-    result = run(record, directory, library, sms, a, b, adverse=adverse)
+    result = run_kernel(record, directory, library, sms, a, b, adverse=adverse)
     assert result.findings == []
     tile = result.d[: record.bm, : record.bn]
     assert (tile == expected).all()
 
 
-def swapped_loads(text: str) -> str:
+def swap_loads(text: str) -> str:
     """Swaps the addresses of the first two loads of a group."""
     first, second = list(re.finditer(r"(@p ld\.global\.cg\S* \{[^}]*\}, )\[([^\]]*)\]", text))[:2]
     return (
@@ -247,7 +247,7 @@ def swapped_loads(text: str) -> str:
     )  # fmt: skip
 
 
-def replaced(pattern: str, new: str) -> Callable[[str], str]:
+def replacement(pattern: str, new: str) -> Callable[[str], str]:
     """A change of a text that replaces all matches of a pattern, of which there must be one."""
 
     def mutate(text: str) -> str:
@@ -259,15 +259,15 @@ def replaced(pattern: str, new: str) -> Callable[[str], str]:
 
 
 MUTANTS: dict[str, Callable[[str], str]] = {
-    "without waiting": replaced(r"ld\.acquire\.gpu\.global\.u32 (%\w+), \[[^\]]*\];", r"mov.b32 \1, -1;"),
-    "a wait that acquires nothing": replaced(r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
-    "an arrival that releases nothing": replaced(r"red\.release\.gpu", "red.relaxed.gpu"),
-    "an arrival too many": replaced(r"(red\.release\S* \[[^\]]*\]), 1;", r"\1, 2;"),
-    "an arrival of another tile": replaced(r"(red\.release\S* \[%\w+)\]", r"\1+4]"),
-    "another slice": replaced(r"(@p ld\.global\.cg\S* \{[^}]*\}, \[%\w+)\]", r"\1+8192]"),
-    "another order": swapped_loads,
-    "a counter that is not returned": replaced(r"st\.relaxed\.gpu\.global\.u32 [^;]*;", ""),
-    "a look at the counter that does not count": replaced(r"(atom\.relaxed\S* %\w+, \[[^\]]*\]), %\w+;", r"\1, 0;"),
+    "without waiting": replacement(r"ld\.acquire\.gpu\.global\.u32 (%\w+), \[[^\]]*\];", r"mov.b32 \1, -1;"),
+    "a wait that acquires nothing": replacement(r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
+    "an arrival that releases nothing": replacement(r"red\.release\.gpu", "red.relaxed.gpu"),
+    "an arrival too many": replacement(r"(red\.release\S* \[[^\]]*\]), 1;", r"\1, 2;"),
+    "an arrival of another tile": replacement(r"(red\.release\S* \[%\w+)\]", r"\1+4]"),
+    "another slice": replacement(r"(@p ld\.global\.cg\S* \{[^}]*\}, \[%\w+)\]", r"\1+8192]"),
+    "another order": swap_loads,
+    "a counter that is not returned": replacement(r"st\.relaxed\.gpu\.global\.u32 [^;]*;", ""),
+    "a look at the counter that does not count": replacement(r"(atom\.relaxed\S* %\w+, \[[^\]]*\]), %\w+;", r"\1, 0;"),
 }
 
 
@@ -280,11 +280,13 @@ def test_mutants_of_the_sum_are_noticed(name: str, record: Sm90Wgmma, library: P
     directory = tmp_path / "mutant"
     shutil.copytree(artifact.directory, directory)
     a, b, expected = in_order_only([0, 128, 256, 384], 64, 32, 8 * 64)
-    right = run(record, directory, library, 4, a, b, launches=2)
+    right = run_kernel(record, directory, library, 4, a, b, launches=2)
     assert (right.d == expected).all()
     assert right.findings == []
     (directory / "kernel.ptx").write_text(MUTANTS[name](artifact.ptx.read_text()))
-    outcomes = [run(record, directory, library, 4, a, b, launches=2, adverse=adverse) for adverse in (False, True)]
+    outcomes = [
+        run_kernel(record, directory, library, 4, a, b, launches=2, adverse=adverse) for adverse in (False, True)
+    ]
     assert any(outcome.findings or not (outcome.d == expected).all() for outcome in outcomes)
 
 
@@ -301,14 +303,14 @@ def test_counters_that_are_not_returned_are_noticed_by_the_next_launch(
     artifact = compiler.build([record])[0]
     a, b = ones_and_zeros(64, 32, 8 * 64)
     expected = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16)
-    right = run(record, artifact.directory, library, 4, a, b, launches=3)
+    right = run_kernel(record, artifact.directory, library, 4, a, b, launches=3)
     assert (right.findings, (right.d == expected).all()) == ([], True)
     directory = shutil.copytree(artifact.directory, tmp_path / "mutant")
     count = r"atom.global.add.u32 \1, 1;"
     text, changed = re.subn(RETURNS, lambda at: at.expand(count) if at[1] else "", artifact.ptx.read_text())
     assert changed == 1
     (directory / "kernel.ptx").write_text(text)
-    once, twice = (run(record, directory, library, 4, a, b, launches=number) for number in (1, 2))
+    once, twice = (run_kernel(record, directory, library, 4, a, b, launches=number) for number in (1, 2))
     assert (once.findings, (once.d == expected).all()) == ([], True)
     assert twice.findings or not (twice.d == expected).all()
 
@@ -318,8 +320,8 @@ def test_counters_that_are_not_returned_are_noticed_by_the_next_launch(
 def test_counters_that_are_not_cleared_are_noticed(record: Sm90Wgmma, library: Path) -> None:
     directory = compiler.build([record])[0].directory
     a, b = ones_and_zeros(64, 32, 8 * 64)
-    assert run(record, directory, library, 4, a, b, launches=2).findings == []
-    findings = run(record, directory, library, 4, a, b, launches=2, clears=False).findings
+    assert run_kernel(record, directory, library, 4, a, b, launches=2).findings == []
+    findings = run_kernel(record, directory, library, 4, a, b, launches=2, clears=False).findings
     assert any("race" in finding or "uninitialised" in finding for finding in findings)
 
 

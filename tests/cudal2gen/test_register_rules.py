@@ -13,7 +13,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.generation.compiler import BuildError
 from cudal2gen.kernel import Problem, Sm90Wgmma, Sm120Mma
 from tests.cudal2gen.strategies import WARPS, WGMMA
-from tests.draws import drawn
+from tests.draws import draw_part
 
 pytestmark = pytest.mark.slow
 
@@ -127,8 +127,8 @@ SPILLING_WARPS = [
     sm120_record(128, **RESIDUAL, **SWAPPED),
 ]
 # A wide tile takes ptxas seconds: ``make test`` takes some points of each side, ``make thorough`` all.
-WITHIN, BEYOND = drawn(LEGAL, 4), drawn(SPILLING, 3)
-WARPS_WITHIN, WARPS_BEYOND = drawn(LEGAL_WARPS, 2), drawn(SPILLING_WARPS, 2)
+WITHIN, BEYOND = draw_part(LEGAL, 4), draw_part(SPILLING, 3)
+WARPS_WITHIN, WARPS_BEYOND = draw_part(LEGAL_WARPS, 2), draw_part(SPILLING_WARPS, 2)
 BUILT_AHEAD = [*map(unchecked_record, [*WITHIN, *BEYOND]), *WARPS_WITHIN, *WARPS_BEYOND]
 
 

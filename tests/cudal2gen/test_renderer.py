@@ -33,7 +33,7 @@ from tests.cudal2gen.strategies import (
     warp_mma,
     wgmma,
 )
-from tests.draws import drawn
+from tests.draws import draw_part
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -233,7 +233,7 @@ def hopper_pairs() -> list[tuple[str, Record, Record]]:
 
 
 PAIRS = hopper_pairs()
-COMPILED_PAIRS = drawn(PAIRS, 6)  # one in six, unless all are run
+COMPILED_PAIRS = draw_part(PAIRS, 6)  # one in six, unless all are run
 BUILT_AHEAD = [record for _, before, after in COMPILED_PAIRS for record in (before, after)]
 
 

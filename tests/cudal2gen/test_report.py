@@ -23,7 +23,7 @@ from cudal2gen.results.ratios import Ratio, spearman
 from cudal2gen.timing import model
 from kernelproof.ground.element import F16
 from tests.cudal2gen.measured import H200, QUIET, campaign, measurement, shapes, timing
-from tests.cudal2gen.reporting import EMPTY, embedded, rows, section, steady, store_of, table
+from tests.cudal2gen.reporting import EMPTY, embedded_data, rows, section, steady, store_of, table
 from tests.cudal2gen.test_cli import error
 
 
@@ -247,7 +247,7 @@ def test_an_unknown_card_has_no_roof_and_says_so() -> None:
     document = report.report(store_of(steady((64, 64, 64), 1.0, 2.0), environment=card), [])
     assert any("roofline is incomplete" in words for words in section(document, "measured-1").alerts)
     assert "not known" in document.markdown()
-    assert embedded(document.html())["groups"]["measured-1"]["roof"] == [0, 0]
+    assert embedded_data(document.html())["groups"]["measured-1"]["roof"] == [0, 0]
 
 
 def test_conditions_are_told() -> None:

@@ -39,7 +39,7 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
     before = campaign(60, seed=1)
     slow, fast = shapes(60)[7], shapes(60)[8]
     factor = {slow: 0.8, fast: 1.25}
-    after = Measurements(before.environments, [_scaled(measurement, factor) for measurement in before.measurements])
+    after = Measurements(before.environments, [_speed_up(measurement, factor) for measurement in before.measurements])
     document = report.comparison(before, after)
     part = section(document, "compared-0")
     assert rows(part.tables[0])[KERNEL]["shared shapes"] == "60"
@@ -52,7 +52,7 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
     assert part.alerts == ()
 
 
-def _scaled(measurement: Measurement, factor: dict[tuple[int, int, int], float]) -> Measurement:
+def _speed_up(measurement: Measurement, factor: dict[tuple[int, int, int], float]) -> Measurement:
     """A measurement in which our kernel is faster by the factor for its sizes; 1 if there is none."""
     by = factor.get((measurement.m, measurement.n, measurement.k), 1.0)
     timings = tuple(

@@ -15,7 +15,7 @@ from cudal2gen.kernel import STRUCTURES, Problem
 from cudal2gen.results import KERNEL, Measurement, Measurements, Ruling
 from cudal2gen.results.proofs import Proof
 from tests.cudal2gen.measured import H200, QUIET, campaign, measurement, timing
-from tests.cudal2gen.reporting import EMPTY, HOSTILE, embedded, rows, section, steady, store_of
+from tests.cudal2gen.reporting import EMPTY, HOSTILE, embedded_data, rows, section, steady, store_of
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_names_cannot_become_markup() -> None:
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "<img" not in page
-    assert embedded(page)["records"][0]["name"] == HOSTILE
+    assert embedded_data(page)["records"][0]["name"] == HOSTILE
     text = document.markdown()
     assert not re.search(r"(?<!\\)<", text)
     assert not re.search(r"^# x", text, re.MULTILINE)
@@ -174,18 +174,18 @@ def test_records_are_found_by_name() -> None:
         record for record in records if record.acc == "f16" and record.name != record_of_problem.name
     )
 
-    def named(mnk: tuple[int, int, int], name: str) -> Measurement:
+    def named_measurement(mnk: tuple[int, int, int], name: str) -> Measurement:
         return measurement(mnk, [timing(KERNEL, [1.0], record=name, digest="d"), timing("torch.matmul", [2.0])])
 
     page = report.report(
         store_of(
-            named((4096, 4096, 64), record_of_problem.name),
-            named((64, 64, 64), record_elsewhere.name),
-            named((64, 64, 128), "gone"),
+            named_measurement((4096, 4096, 64), record_of_problem.name),
+            named_measurement((64, 64, 64), record_elsewhere.name),
+            named_measurement((64, 64, 128), "gone"),
         ),
         records,
     ).html()
-    records_by_name = {entry["name"]: entry["record"] for entry in embedded(page)["records"]}
+    records_by_name = {entry["name"]: entry["record"] for entry in embedded_data(page)["records"]}
     assert records_by_name[record_of_problem.name] == record_of_problem.model_dump(mode="json")
     assert records_by_name[record_elsewhere.name]["bm"] == record_elsewhere.bm
     assert records_by_name["gone"] is None
@@ -202,7 +202,7 @@ def test_problems_that_share_a_kernel_keep_their_own_records() -> None:
         )
         for record in sharing
     ]
-    data = embedded(report.report(store_of(*timed), records).html())
+    data = embedded_data(report.report(store_of(*timed), records).html())
     for m, n, k, _, place, *_ in data["groups"]["measured-1"]["shapes"]:
         fields = data["records"][place]["record"]
         assert (fields["m"], fields["n"], fields["k"]) == (m, n, k)

@@ -18,7 +18,7 @@ from cudal2gen.tuner.writing.judging import Attempt
 from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.rewarding import KernelScorer
 from tests.cudal2gen import test_writing
-from tests.cudal2gen.chat_server import serving
+from tests.cudal2gen.chat_server import serve_script
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 from tests.cudal2gen.test_writing import ATTACKS, KERNELS, LOOP, SUMS, UNROLLED, block, writes
 
@@ -127,7 +127,7 @@ def test_a_session_is_exported_without_attacks_and_scored_anew(tmp_path: Path) -
         writes({"source": winner.replace(SUMS, f"  int unused = k;\n  (void)unused;\n{SUMS}")}),
         writes({"patch": block(LOOP, f"#pragma unroll 8\n{LOOP}")}, {"source": ATTACKS["runs on the host"]}),
     ]
-    with serving(*answers, writes({"patch": "none"}), forever=True) as server:
+    with serve_script(*answers, writes({"patch": "none"}), forever=True) as server:
         session = test_writing.session(server, tmp_path, rounds=2, kernels=1)
         session.limits = test_writing.SessionLimits(rounds=3, kernels=2, bounds=CheckLimits(seconds=60, seed=1))
         attempts: list[Attempt] = session.run()

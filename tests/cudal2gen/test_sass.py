@@ -19,7 +19,7 @@ from kernelproof.sass.stripping import EMPTIED_SECTIONS, without_lines
 from scripts import machine_code
 from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import STRAIGHT, multistage
-from tests.draws import drawn_by
+from tests.draws import draw_part_by_key
 from tests.kernelproof.test_sass_decoding import segments
 from tests.kernelproof.test_sass_simulation import MMA, code
 
@@ -159,7 +159,7 @@ def test_a_file_of_another_layout_stays_as_it_is() -> None:
 @pytest.mark.slow
 def test_every_family_has_a_main_loop_and_an_epilogue() -> None:
     """``make test`` takes one path of each family, because no family has 1000; ``make thorough`` takes all paths."""
-    names = drawn_by(lambda name: PATHS[name].family, list(PATHS), 1000)
+    names = draw_part_by_key(lambda name: PATHS[name].family, list(PATHS), 1000)
     for name, artifact in zip(names, compiler.build([PATHS[name] for name in names]), strict=True):
         summary = sass.summarise(artifact.cubin, tile_mmas=1)
         assert summary.epilogue > 0, name

@@ -150,7 +150,7 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
 # --- one answer, whoever asks ---
 
 
-def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
+def planned_kernel(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
     """The name of the kernel of ``matmul``'s plan with a pack that has only this record, and how it is launched. The
     pack and the device are stand-ins: nothing is compiled or bound."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
@@ -173,7 +173,7 @@ extents = st.one_of(st.integers(1, 20000), st.integers(1, 2500).map(lambda numbe
 
 
 @pytest.fixture(scope="module")
-def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder of results."""
     return tmp_path_factory.mktemp("results")
 
@@ -187,16 +187,16 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes=st.tuples(extents, extents, extents),
 )
 def test_the_command_line_explain_and_matmul_agree(
-    unmeasured: Path, gpu: str, acc: Any, layout: Any, sizes: tuple[int, int, int]
+    empty_results: Path, gpu: str, acc: Any, layout: Any, sizes: tuple[int, int, int]
 ) -> None:
     own = problem(gpu, acc, layout, *sizes)
     selection = Selection(mnk=(own.mnk,), gpu=gpu, acc=acc, layout=layout)
     with pytest.MonkeyPatch.context() as patched, redirect_stderr(StringIO()) as notes:
-        patched.setenv("CUDAL2GEN_RESULTS", str(unmeasured))
+        patched.setenv("CUDAL2GEN_RESULTS", str(empty_results))
         patched.setenv("CUDAL2GEN_PACK", "")
         record = selection.record()
         answer = choosing.explanation(selection, None, ())
-        name, use = planned(record, own, patched)
+        name, use = planned_kernel(record, own, patched)
     assert record.problem == own, "the problem asked is the problem that runs"
     assert name == record.name
     copies = f"copies of {use.matrices}" if any(use.copied) else "no copies"

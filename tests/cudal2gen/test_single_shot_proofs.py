@@ -11,9 +11,9 @@ from kernelproof.emulator import mutants
 from tests.cudal2gen.constants import changed_constants
 from tests.cudal2gen.mutation import equivalence, survivors
 from tests.cudal2gen.paths import once
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
 from tests.cudal2gen.test_wgmma_proofs import NO_WAIT, TRY_WAIT, Edit
-from tests.draws import few_by
+from tests.draws import draw_few_by_key
 
 # Kernels that get faults: with all k in one CTA, and with slices of k in a cluster of two.
 WHOLE = once(k_chunks=2)
@@ -213,7 +213,7 @@ def test_a_fault_is_refused(fault: str) -> None:
     edit = FAULTS[fault]
     # Without a record an Edit has its default, a kernel of the wgmma proofs; here that stands for WHOLE.
     record = SUMS if edit.record is SUMS else WHOLE
-    assert why_refused(record, edit.applied(ptx_of(record)))
+    assert reason_of_refusal(record, edit.apply(ptx_of(record)))
 
 
 @pytest.mark.one_in(2)
@@ -222,7 +222,7 @@ def test_a_harmless_change_is_certified(change: str) -> None:
     """Shows that editing the text is not by itself a reason for refusal."""
     edit, _why = HARMLESS[change]
     record = SUMS if edit.record is SUMS else WHOLE
-    assert not why_refused(record, edit.applied(ptx_of(record)))
+    assert not reason_of_refusal(record, edit.apply(ptx_of(record)))
 
 
 @pytest.mark.one_in(3)
@@ -235,8 +235,8 @@ def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
     record = MUTATED[name]
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
-    few = few_by(lambda mutant: mutant.kind, [*mutants(ptx, arithmetic=True), *changed_constants(ptx)], 1)
-    certified = [mutant for mutant in few if not why_refused(record, mutant.text)]
+    few = draw_few_by_key(lambda mutant: mutant.kind, [*mutants(ptx, arithmetic=True), *changed_constants(ptx)], 1)
+    certified = [mutant for mutant in few if not reason_of_refusal(record, mutant.text)]
     assert len(certified) < len(few) / 2, "most changes are faults"
     unexplained = [x for x in certified if x.kind.startswith("constant") or not equivalence(record, x, ptx)]
     executed = list(survivors(record, artifact, compiler.launcher(), unexplained))

@@ -53,7 +53,7 @@ def slice_names(own: int, count: int, steps: int) -> Names:
     }  # fmt: skip
 
 
-def sized(contract: Contract, names: Names) -> tuple[int, ...]:
+def sizes_of(contract: Contract, names: Names) -> tuple[int, ...]:
     """m, n and k of the operands that a contract states."""
     a, b, d = contract.matrices[:3]
     extents = [value(x, names) for x in (a.rows, b.rows, d.rows, d.cols, a.cols, b.cols)]
@@ -152,7 +152,7 @@ def test_every_cta_of_a_grid_is_of_the_kind_that_is_stated(name: str) -> None:
             check_all(contract.facts, names)
             assert {register: value(x, names) for register, x in contract.special.items()} == cta.special
             k = (steps if record.split_k == 1 else names[TILES]) * record.k_step
-            assert sized(contract, names) == (rows * record.bm, cols * record.bn, k)
+            assert sizes_of(contract, names) == (rows * record.bm, cols * record.bn, k)
             assert [value(contract.parameters[8 * i][0], names) for i in (6, 7, 8)] == [
                 rows * record.bm, cols * record.bn, steps * record.k_step,
             ]  # fmt: skip
@@ -251,7 +251,7 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
         names |= slice_names(rank if is_slice else own, split, launch.steps)
     check_all(contract.facts, names)
     sizes = [(count - 1) * size + (size if most else 1) for count, size in zip(counts, extents(record), strict=True)]
-    assert sized(contract, names) == tuple(sizes)
+    assert sizes_of(contract, names) == tuple(sizes)
     passed = [value(contract.parameters[8 * i][0], names) for i in range(5, 10)]
     assert passed == [*sizes, along_n, launch.band]
     assert value(pipeline.current, names) == number
@@ -345,8 +345,8 @@ def test_every_cta_of_a_single_shot_is_of_the_kind_that_is_stated(name: str) -> 
             check_all(contract.facts, names)
             least = (rows - 1) * record.bm + 1, (cols - 1) * record.bn + 1, (steps - 1) * record.k_step + unit
             largest = rows * record.bm, cols * record.bn, steps * record.k_step
-            assert sized(contract, names) == (largest if most else least)
-            assert [value(contract.parameters[8 * i][0], names) for i in (6, 7, 8)] == list(sized(contract, names))
+            assert sizes_of(contract, names) == (largest if most else least)
+            assert [value(contract.parameters[8 * i][0], names) for i in (6, 7, 8)] == list(sizes_of(contract, names))
             special = [value(contract.special[x], names) for x in ("%ctaid.x", "%nctaid.x")]
             assert special == [tile * split + rank, rows * cols * split]
             assert contract.tile is not None

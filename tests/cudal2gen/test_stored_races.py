@@ -19,14 +19,14 @@ from cudal2gen.results.choice import Table
 from kernelproof.ground.errors import SkippedLine
 from tests.cudal2gen import measured, packed
 from tests.cudal2gen.emulated import EmulatedDevice
-from tests.cudal2gen.fuzzed import ANYTHING, examples, limited, mutated
+from tests.cudal2gen.fuzzed import ANYTHING, examples, limit_time, mutate_lines
 from tests.packages import require
 
 torch = require("torch")
 
 from cudal2gen.operators.measuring.first_runs import FirstRuns, RunEntry  # noqa: E402
 from cudal2gen.operators.measuring.tuned import MAX_US, Store  # noqa: E402
-from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store  # noqa: E402
+from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, draw_product, measurements, process, store  # noqa: E402
 
 __all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
@@ -42,7 +42,7 @@ def table() -> Table:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
     """The pack of ``table``."""
     return pack.open_pack(packed.folder(table(), tmp_path_factory.mktemp("packs") / "a100"))
 
@@ -66,7 +66,7 @@ def race(name: str = "predicated", kernel_us: float = 100.0, torch_us: float = 2
 
 
 @cache
-def stored() -> list[str]:
+def stored_lines() -> list[str]:
     """The lines of a store: two environments, and three races."""
     other = A100.model_copy(update={"id": "other", "driver": "1"})
     return [row.model_dump_json() for row in (A100, other, race(), race("whole"), race("nn"))]
@@ -76,11 +76,11 @@ def stored() -> list[str]:
 @given(data=st.data())
 @examples(60)
 def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) -> None:
-    whole = [line.encode() for line in stored()]
-    lines = data.draw(st.lists(mutated(stored()) | ANYTHING | st.sampled_from(whole), max_size=4))
+    whole = [line.encode() for line in stored_lines()]
+    lines = data.draw(st.lists(mutate_lines(stored_lines()) | ANYTHING | st.sampled_from(whole), max_size=4))
     own = Store(A100, tmp_path)
     own.file.write_bytes(b"\n".join([whole[0], *lines]) + b"\n")
-    with warnings.catch_warnings(record=True) as skipped, limited():
+    with warnings.catch_warnings(record=True) as skipped, limit_time():
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # of other tests' garbage
         raced = own.tables(table()).complete
@@ -100,13 +100,15 @@ TRIALS = [
 
 
 @pytest.mark.slow
-@given(lines=st.lists(mutated(TRIALS) | ANYTHING | st.sampled_from([line.encode() for line in TRIALS]), max_size=4))
+@given(
+    lines=st.lists(mutate_lines(TRIALS) | ANYTHING | st.sampled_from([line.encode() for line in TRIALS]), max_size=4)
+)
 @examples(60)
 def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path) -> None:
     """The bans of complete lines hold, and first runs continue."""
     file = tmp_path / "autotune-first-runs.jsonl"
     file.write_bytes(b"\n".join([*lines, TRIALS[2].encode()]) + b"\n")
-    with warnings.catch_warnings(record=True) as skipped, limited():
+    with warnings.catch_warnings(record=True) as skipped, limit_time():
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # of other tests' garbage
         runs = FirstRuns(A100.name, file)
@@ -130,24 +132,24 @@ NONSENSE: dict[str, Callable[[], Any]] = {
 def test_a_nonsensical_race_counts_for_nothing(
     name: str,
     device: EmulatedDevice,
-    opened: pack.Pack,
+    opened_pack: pack.Pack,
     store: Path,
 ) -> None:
     """A call that finds such a race races anew."""
     row = NONSENSE[name]()
     (store / "autotune.jsonl").write_text(f"{A100.model_dump_json()}\n{row.model_dump_json()}\n")
-    a, b, expected = drawn(device, (ROWS, 64, 64))
+    a, b, expected = draw_product(device, (ROWS, 64, 64))
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened, Timed(device, clock)) as dispatcher:
+    with process(opened_pack, Timed(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
     assert len(measurements()) == 2
 
 
-def test_a_race_as_it_was_stored_counts(device: EmulatedDevice, opened: pack.Pack, store: Path) -> None:
+def test_a_race_as_it_was_stored_counts(device: EmulatedDevice, opened_pack: pack.Pack, store: Path) -> None:
     (store / "autotune.jsonl").write_text(f"{A100.model_dump_json()}\n{race().model_dump_json()}\n")
-    a, b, expected = drawn(device, (ROWS, 64, 64))
-    with process(opened, Timed(device, Clock(device, {}, 300.0))) as dispatcher:
+    a, b, expected = draw_product(device, (ROWS, 64, 64))
+    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
     assert len(measurements()) == 1

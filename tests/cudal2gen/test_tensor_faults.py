@@ -37,7 +37,7 @@ def last(pattern: str, by: str = "") -> Callable[[str], str]:
     return edit
 
 
-def before_load(pattern: str, by: str = "") -> Callable[[str], str]:
+def change_before_load(pattern: str, by: str = "") -> Callable[[str], str]:
     """A change of a PTX text that replaces the last match before the first load from tensor memory."""
 
     def edit(text: str) -> str:
@@ -52,10 +52,10 @@ FAULTS: dict[str, tuple[Callable[[str], str], str | tuple[str, ...]]] = {
     "loads are not awaited": (without(r"tcgen05\.wait::ld[^;]*;"), "tensor-memory-registers"),
     "the end of products is not told": (last(r"tcgen05\.commit[^;]*;"), "deadlock"),
     "products are not awaited": (
-        before_load(r"mbarrier\.try_wait[^;]*;", ALWAYS),
+        change_before_load(r"mbarrier\.try_wait[^;]*;", ALWAYS),
         ("tensor-memory-race", "uninitialised-tensor-memory"),  # found after the first product, or before it
     ),
-    "no fence before loads": (before_load(r"tcgen05\.fence::after_thread_sync;"), "tensor-memory-race"),
+    "no fence before loads": (change_before_load(r"tcgen05\.fence::after_thread_sync;"), "tensor-memory-race"),
     "operands are not awaited": (
         lambda text: (
             last(r"mbarrier\.try_wait[^;]*;", ALWAYS)(text[: text.index("tcgen05.mma")])

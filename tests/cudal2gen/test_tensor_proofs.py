@@ -8,7 +8,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.validator.contracts import refusal
 from kernelproof.emulator.frontend.mutate import Mutant, mutants
 from tests.cudal2gen.paths import CLAIMED, PAIR, SWAPPED_TENSOR, TENSORS, WIDER_THAN_INSTRUCTION, tensor
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
 from tests.cudal2gen.test_wgmma_proofs import Edit
 from tests.draws import THOROUGH
 
@@ -209,6 +209,6 @@ def test_a_harmless_change_is_certified(name: str) -> None:
 
 @pytest.mark.thorough
 def test_mechanical_changes_are_refused_unless_their_kind_is_harmless() -> None:
-    certified = [each.name for each in _changes() if not why_refused(PLAIN, each.text)]
+    certified = [each.name for each in _changes() if not reason_of_refusal(PLAIN, each.text)]
     # A fence behind the wait for a k-tile makes up for the one behind the wait for accumulators.
     assert [name.split(" at ")[0] for name in certified] == ["drop tcgen05.fence::after_thread_sync"]

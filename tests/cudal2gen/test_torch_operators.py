@@ -16,9 +16,9 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import dispatch, plans, torch_operators  # noqa: E402
-from tests.cudal2gen.test_operators import directory, drawn, opened, product, ran, run  # noqa: E402
+from tests.cudal2gen.test_operators import directory, draw_integers, opened_pack, product, ran, run_python  # noqa: E402
 
-__all__ = ["directory", "opened"]  # fixtures
+__all__ = ["directory", "opened_pack"]  # fixtures
 pytestmark = pytest.mark.torch
 
 
@@ -105,14 +105,14 @@ def test_a_gradient_of_rows_that_are_alike_is_made_of_rows() -> None:
 
 def test_gradients_through_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """The forward product and the gradient of x, of which only x needs one, are computed by kernels."""
-    x, weight = drawn(device, 40, 64), drawn(device, 24, 64)
+    x, weight = draw_integers(device, 40, 64), draw_integers(device, 24, 64)
     x.requires_grad_()
-    cudal2gen.linear(x, weight).backward(drawn(device, 40, 24))
-    assert torch.equal(x.grad, product(drawn(device, 40, 24), weight))
+    cudal2gen.linear(x, weight).backward(draw_integers(device, 40, 24))
+    assert torch.equal(x.grad, product(draw_integers(device, 40, 24), weight))
     assert ran(kernels) == (2, [])
 
 
-def compiled(function: Any, **options: Any) -> Any:
+def compile_anew(function: Any, **options: Any) -> Any:
     """The function, compiled anew without a graph break."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
@@ -120,7 +120,7 @@ def compiled(function: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
+    a, b = draw_integers(device, 40, 64), draw_integers(device, 24, 64).t()
 
     def model(x: Any, y: Any) -> Any:
         d = cudal2gen.matmul(x, y)
@@ -129,7 +129,7 @@ def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatc
     expected = model(a, b)
     before = ran(kernels)[0]
     for dynamic in (False, True):
-        results = compiled(model, dynamic=dynamic)(a, b)
+        results = compile_anew(model, dynamic=dynamic)(a, b)
         assert all(torch.equal(result, other) for result, other in zip(results, expected, strict=True))
     assert ran(kernels) == (before + 6, [])
 
@@ -143,13 +143,13 @@ def test_compiled_with_out_and_gradients() -> None:
         return out + 1
 
     out = torch.empty(6, 7).half()
-    assert torch.equal(compiled(writes)(a, b, out), cudal2gen.matmul(a, b) + 1)
+    assert torch.equal(compile_anew(writes)(a, b, out), cudal2gen.matmul(a, b) + 1)
     assert torch.equal(out, cudal2gen.matmul(a, b))
 
     def loss(x: Any, w: Any) -> Any:
         return cudal2gen.linear(cudal2gen.matmul(x, b), w).sum()
 
-    for function in (loss, compiled(loss)):
+    for function in (loss, compile_anew(loss)):
         x, w = a.clone().requires_grad_(), weight.clone().requires_grad_()
         function(x, w).backward()
         torch.testing.assert_close(w.grad, cudal2gen.matmul(a, b).sum(0).expand(3, 7), atol=0.02, rtol=0.01)
@@ -163,15 +163,15 @@ f = torch.compile(lambda a, b: cudal2gen.matmul(a, b) * 2, fullgraph=True, backe
 a = torch.ones(8, 8).half()
 assert float(f(a, a)[0, 0]) == 16
 """
-    done = run(program)
+    done = run_python(program)
     assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_package_imports_no_torch() -> None:
     program = "import sys, cudal2gen; assert 'matmul' in dir(cudal2gen); assert 'torch' not in sys.modules"
-    done = run(program)
+    done = run_python(program)
     assert done.returncode == 0, done.stderr
-    missing = run("import cudal2gen; cudal2gen.nothing")
+    missing = run_python("import cudal2gen; cudal2gen.nothing")
     assert "module 'cudal2gen' has no attribute 'nothing'" in missing.stderr
 
 
@@ -197,7 +197,7 @@ def test_who_watches_sees_the_operators() -> None:
 
 def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Kernels are opened once. The emulator runs one launch at a time, so only planning is concurrent."""
-    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     explanations: list[str] = []
     threads = [threading.Thread(target=lambda: explanations.append(cudal2gen.explain(a, b))) for _ in range(8)]
     for thread in threads:

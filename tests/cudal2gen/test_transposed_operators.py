@@ -24,7 +24,7 @@ from cudal2gen.operators import dispatch, emulated, plan_requests  # noqa: E402
 from cudal2gen.operators.measuring import buckets, races  # noqa: E402
 from cudal2gen.operators.measuring.tuned import Store  # noqa: E402
 from tests.cudal2gen.racing import A100, Clock, Timed, measurements, process, store  # noqa: E402
-from tests.cudal2gen.test_operators import drawn, product, ran  # noqa: E402
+from tests.cudal2gen.test_operators import draw_integers, product, ran  # noqa: E402
 
 __all__ = ["store"]  # a fixture
 
@@ -37,15 +37,15 @@ BUILT_AHEAD = [*PLAIN.values(), BATCHED]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+def opened_pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     """A pack with these kernels."""
     return open_pack(packed.folder(packed.table(BUILT_AHEAD), tmp_path_factory.mktemp("packs") / GPU))
 
 
 @pytest.fixture
-def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[dispatch.Dispatcher]:
+def kernels(operator_device: OperatorDevice, opened_pack: Pack) -> Iterator[dispatch.Dispatcher]:
     """A dispatcher that takes these kernels wherever one serves the call."""
-    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
+    with emulated(operator_device, [opened_pack], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
@@ -61,15 +61,18 @@ def layouts(dispatcher: dispatch.Dispatcher) -> list[str]:
 def test_a_transposed_view_in_any_size(
     m: int, n: int, k: int, b_along_k: bool, device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    a, b = drawn(device, k, m).t(), drawn(device, n, k).t() if b_along_k else drawn(device, k, n)
+    a, b = (
+        draw_integers(device, k, m).t(),
+        draw_integers(device, n, k).t() if b_along_k else draw_integers(device, k, n),
+    )
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-    out = drawn(device, m, n)
+    out = draw_integers(device, m, n)
     assert torch.equal(cudal2gen.matmul(a, b, out=out), product(a, b))
     assert layouts(kernels) == ["tt" if b_along_k or n == 1 else "nt"] * 2
 
 
 def test_nothing_is_copied(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 101, 40, wide=80).t(), drawn(device, 101, 24, wide=72)
+    a, b = draw_integers(device, 101, 40, wide=80).t(), draw_integers(device, 101, 24, wide=72)
     allocated: list[Any] = []
     device.empty, real = (lambda *shape: allocated.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
@@ -78,7 +81,7 @@ def test_nothing_is_copied(device: EmulatedDevice, kernels: dispatch.Dispatcher)
 
 
 def test_all_products_of_a_training_step_are_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    x, weight, grad = drawn(device, 40, 64), drawn(device, 24, 64), drawn(device, 40, 24)
+    x, weight, grad = draw_integers(device, 40, 64), draw_integers(device, 24, 64), draw_integers(device, 40, 24)
     expected = product(grad, weight), product(grad.t(), x)
     x.requires_grad_()
     weight.requires_grad_()
@@ -92,7 +95,7 @@ def test_all_products_of_a_training_step_are_kernels(device: EmulatedDevice, ker
 
 
 def test_a_batch_of_transposed_views(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 3 * 72, 40).view(3, 72, 40).mT, drawn(device, 3 * 72, 24).view(3, 72, 24)
+    a, b = draw_integers(device, 3 * 72, 40).view(3, 72, 40).mT, draw_integers(device, 3 * 72, 24).view(3, 72, 24)
     assert torch.equal(cudal2gen.bmm(a, b), product(a, b))
     assert layouts(kernels) == ["nt"]
 
@@ -102,7 +105,7 @@ def test_a_pack_without_such_kernels_leaves_them_to_torch(
 ) -> None:
     only = open_pack(packed.folder(packed.table([PLAIN["nn"]]), tmp_path / GPU))
     with emulated(operator_device, [only], prefer="kernel") as dispatcher:
-        a, b = drawn(device, 64, 40).t(), drawn(device, 64, 24)
+        a, b = draw_integers(device, 64, 40).t(), draw_integers(device, 64, 24)
         assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
         kernels, (reason,) = ran(dispatcher)
         assert kernels == 0
@@ -121,10 +124,12 @@ def test_rows_are_preferred_where_an_operand_lies_in_both_ways() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
-def test_a_transposed_view_is_raced_at_its_own_size(device: EmulatedDevice, opened: Pack, mode: races.Mode) -> None:
-    a, b = drawn(device, 101, 40).t(), drawn(device, 101, 24)
-    of_batch = drawn(device, 2 * 72, 40).view(2, 72, 40).mT, drawn(device, 2 * 72, 24).view(2, 72, 24)
-    with process(opened, Timed(device, Clock(device, {}, 400.0)), mode) as dispatcher:
+def test_a_transposed_view_is_raced_at_its_own_size(
+    device: EmulatedDevice, opened_pack: Pack, mode: races.Mode
+) -> None:
+    a, b = draw_integers(device, 101, 40).t(), draw_integers(device, 101, 24)
+    of_batch = draw_integers(device, 2 * 72, 40).view(2, 72, 40).mT, draw_integers(device, 2 * 72, 24).view(2, 72, 24)
+    with process(opened_pack, Timed(device, Clock(device, {}, 400.0)), mode) as dispatcher:
         for _ in range(180):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
             assert torch.equal(cudal2gen.matmul(*of_batch), product(*of_batch))

@@ -36,7 +36,7 @@ EMULATED += ["fused multistage direct, ragged", "fused once split", "batched fus
 EMULATED += ["fused once gated split", "fused multistage aux, ragged", "fused multistage gated, padded by its caller"]
 
 
-def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
+def try_kernel(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
     """The verdict on a record's kernel, wrapped by ``wrap``, on the emulated device."""
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as card:
@@ -52,7 +52,7 @@ def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, *
 @pytest.mark.parametrize("name", EMULATED)
 def test_right_kernels_pass(name: str, library: Path) -> None:
     record = PATHS[name]
-    verdict = tried(record, library)
+    verdict = try_kernel(record, library)
     assert verdict.findings == []
     assert verdict.passed
     assert verdict.deterministic
@@ -69,7 +69,7 @@ def test_right_kernels_pass(name: str, library: Path) -> None:
 @pytest.mark.parametrize("adversary", FINDINGS, ids=lambda adversary: adversary.__name__)
 def test_adversaries_are_caught_and_named(adversary: type[Adversary], library: Path) -> None:
     record = small(acc="f32", k=512)
-    verdict = tried(record, library, adversary)
+    verdict = try_kernel(record, library, adversary)
     assert not verdict.passed
     findings = {finding.split(": ", 1)[1] for finding in verdict.findings}
     assert any(finding.startswith(FINDINGS[adversary]) for finding in findings), findings
@@ -174,19 +174,19 @@ class Exact:
 
 @pytest.mark.slow
 def test_the_published_criterion(library: Path) -> None:
-    as_good = tried(small(acc="f32"), library, baseline=lambda _: Exact())
+    as_good = try_kernel(small(acc="f32"), library, baseline=lambda _: Exact())
     assert as_good.passed, as_good.findings
     case = as_good.cases[-1]
     assert case.compared == "largest error against fp32, at most that of cublaslt-autotuning-tn"
     assert case.allowed is not None
     assert 0 < case.max_error <= case.allowed
-    worse = tried(small(), library, baseline=lambda _: Exact())
+    worse = try_kernel(small(), library, baseline=lambda _: Exact())
     assert not worse.passed
     assert "less-accurate: " in worse.findings[0]
-    assert tried(small(), library, baseline=lambda _: Exact(off=1.0)).passed
-    wrong = tried(small(), library, ChangesItsInput, baseline=lambda _: Exact())
+    assert try_kernel(small(), library, baseline=lambda _: Exact(off=1.0)).passed
+    wrong = try_kernel(small(), library, ChangesItsInput, baseline=lambda _: Exact())
     assert "less-accurate" not in str(wrong.findings), "what is wrong is not measured"
-    absent = tried(small(), library, baseline=lambda _: Exact(absent="no tensor cores"))
+    absent = try_kernel(small(), library, baseline=lambda _: Exact(absent="no tensor cores"))
     assert absent.passed
     assert absent.tools == {"baseline": "not run: no tensor cores"}
 
@@ -429,7 +429,7 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
 @pytest.mark.slow
 def test_slices_reach_the_launcher(library: Path) -> None:
     record = revise(small(raster="zsplit", swizzle_stride=48, n=160))
-    verdict = tried(record, library)
+    verdict = try_kernel(record, library)
     assert {case.swizzle_stride for case in verdict.cases} == {48, 32}
 
 
@@ -456,7 +456,7 @@ class TestTheCommand:
     """Tests of ``validate --on gpu``, with the emulated device instead of a GPU."""
 
     @pytest.fixture
-    def catalogued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def small_catalog(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A catalog of three records. Returns the folder of results."""
         monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path / "results"))
         monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "kernels.jsonl"))
@@ -473,7 +473,7 @@ class TestTheCommand:
             yield card
 
     @pytest.mark.slow
-    def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, card: EmulatedDevice) -> None:
+    def test_verdicts_are_stored_under_the_devices_name(self, small_catalog: Path, card: EmulatedDevice) -> None:
         first = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
         assert (first.exit_code, first.exception) == (0, None)
         assert first.stdout.startswith("2 records, 2 kernels executed in ")
@@ -484,7 +484,7 @@ class TestTheCommand:
         assert card.checked == 4, "each record, each time"
 
     @pytest.mark.slow
-    def test_roundings_are_stored_and_tabled(self, catalogued: Path, card: EmulatedDevice) -> None:
+    def test_roundings_are_stored_and_tabled(self, small_catalog: Path, card: EmulatedDevice) -> None:
         done = CliRunner().invoke(
             cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--also", "emulator"]
         )
@@ -494,10 +494,10 @@ class TestTheCommand:
         assert {(line.k, line.inputs) for line in lines} == {
             (k, inputs) for k in (64, 256, 2048) for inputs in ("binary", "integers", "normal", "cancelling")
         }
-        assert (catalogued / "rounding.md").read_text() == rounding.markdown(lines)
+        assert (small_catalog / "rounding.md").read_text() == rounding.markdown(lines)
 
     def test_a_tool_that_does_not_run_is_said(
-        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, small_catalog: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sanitizer, "program", lambda: None)
         done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--also", "sanitizer"])
@@ -508,17 +508,17 @@ class TestTheCommand:
         assert verdict.tools["baseline"] == "not run: cublaslt-autotuning-tn needs a GPU"
 
     def test_a_trial_needs_no_vendors_library(
-        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, small_catalog: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def missing() -> None:
+        def fail_as_missing() -> None:
             raise gpu.GpuError("nvmath is missing")
 
-        monkeypatch.setattr(baselines, "_check_vendor", missing)
+        monkeypatch.setattr(baselines, "_check_vendor", fail_as_missing)
         done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu"])
         assert (done.exit_code, "  baseline: not run: nvmath is missing\n" in done.stdout) == (0, True)
 
     def test_a_tools_finding_is_a_wrong_kernel(
-        self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+        self, small_catalog: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def check(launch: sanitizer.SingleLaunch, tool: str, *_: object) -> tuple[str, list[str]]:
             return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
@@ -529,7 +529,7 @@ class TestTheCommand:
         assert "found: 64_96_320 ones: racecheck: 2 errors, first: a race" in done.stdout
         assert "compute-sanitizer memcheck, max error 0\n" in done.stdout
 
-    def test_a_broken_device_ends_it_after_storing(self, catalogued: Path, card: EmulatedDevice) -> None:
+    def test_a_broken_device_ends_it_after_storing(self, small_catalog: Path, card: EmulatedDevice) -> None:
         def wait() -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 

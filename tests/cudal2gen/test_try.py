@@ -35,14 +35,14 @@ CHOICES = {"bn": (32, 64), "stages": (2, 4)}
 BUILT_AHEAD = [candidate.record for candidate in grid.fit(START, CHOICES).candidates]
 
 
-def run(*arguments: str, mnk: str = PROBLEM.mnk, **environment: object) -> subprocess.CompletedProcess[str]:
+def run_try(*arguments: str, mnk: str = PROBLEM.mnk, **environment: object) -> subprocess.CompletedProcess[str]:
     """Runs ``cudal2gen try`` for an H200 with fp32 sums; ``environment`` adds variables."""
     variables = {name: str(value) for name, value in environment.items()}
     return commands.run("try", "--gpu", "h200", "--acc", "f32", "--mnk", mnk, *arguments, env=variables)
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def judged_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of results with the emulator's verdicts of CHOICES."""
     folder = tmp_path_factory.mktemp("judged")
     rows = grid.judged(grid.built(grid.fit(START, CHOICES).candidates), store=folder / "verdicts.jsonl")
@@ -160,7 +160,9 @@ def test_named_values_stay_and_differences_are_what_moved() -> None:
 
 
 @pytest.mark.slow
-def test_what_ptxas_refuses_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, judged: Path) -> None:
+def test_what_ptxas_refuses_is_a_row_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, judged_results: Path
+) -> None:
     kernels = grid.fit(START, CHOICES).candidates
     artifacts: list[Any] = list(compiler.build([candidate.record for candidate in kernels]))
     faults: list[dict[str, Any]] = [{"spill_load_bytes": 24}, {"stack_bytes": 8}, {"losses": ("C7510 wgmma waits",)}]
@@ -169,7 +171,7 @@ def test_what_ptxas_refuses_is_a_row_and_the_others_go_on(monkeypatch: pytest.Mo
         artifacts[index] = replace(artifact, ptxas=replace(artifact.ptxas, **fault))
     artifacts[3] = BuildError("k did not compile: ptxas fatal: no")
     monkeypatch.setattr(compiler, "attempt", lambda *_, **__: artifacts)
-    rows = grid.judged(grid.built(kernels), store=judged / "verdicts.jsonl")
+    rows = grid.judged(grid.built(kernels), store=judged_results / "verdicts.jsonl")
     assert [row.outcome for row in rows] == ["spill", "spill", "slow", "compile error", "right"]
     assert [bool(row.reason) for row in rows] == [True, True, True, True, False]
     assert [row.verdict is None for row in rows] == [True, True, True, True, False]
@@ -244,11 +246,11 @@ def test_rows_keep_their_order_where_the_modelled_one_is_none() -> None:
 
 
 @pytest.mark.slow
-def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path, tmp_path: Path) -> None:
-    lines = (judged / "verdicts.jsonl").read_text().splitlines(keepends=True)
+def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged_results: Path, tmp_path: Path) -> None:
+    lines = (judged_results / "verdicts.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "verdicts.jsonl").write_text("".join(lines[1:]))
     settings = ("--set", "bn=32,64,63", "--set", "stages=2,4")
-    done = run(*settings, CUDAL2GEN_RESULTS=tmp_path)
+    done = run_try(*settings, CUDAL2GEN_RESULTS=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done
     header, *rows = done.stdout.splitlines()
     assert header.split() == [
@@ -258,7 +260,7 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
     assert sum(row.startswith("refused: bn=63 ") for row in rows) == 2
     assert ": 5 right; 4 had a verdict; times are modelled, not measured; rank correlation 0.62 " in rows[-1]
     assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 5
-    again = json.loads(run(*settings, "--json", "--best", "2", CUDAL2GEN_RESULTS=tmp_path).stdout)
+    again = json.loads(run_try(*settings, "--json", "--best", "2", CUDAL2GEN_RESULTS=tmp_path).stdout)
     assert again["problem"] == PROBLEM.model_dump()
     assert [row["edit"] for row in again["refused"]] == ["bn=63 stages=2", "bn=63 stages=4"]
     assert len(again["kernels"]) == 2
@@ -271,13 +273,13 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.torch
-def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path, tmp_path: Path) -> None:
-    done = run(
+def test_on_a_gpu_right_kernels_are_timed_in_turns(judged_results: Path, own_catalog: Path, tmp_path: Path) -> None:
+    done = run_try(
         *("--set", "bn=16", "--time", "--json"),
         mnk="64_64_64",
         CUDAL2GEN_GPU="tests.cudal2gen.rehearsal:H200",
         CUDAL2GEN_CACHE_DIR=tmp_path,  # which has the lock of each device
-        CUDAL2GEN_RESULTS=judged,
+        CUDAL2GEN_RESULTS=judged_results,
         CUDAL2GEN_CATALOG=own_catalog,
     )
     assert done.returncode == 0, done
@@ -285,17 +287,17 @@ def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Pa
 
 
 @pytest.mark.slow
-def test_the_best_right_kernel_goes_into_the_catalog(judged: Path, own_catalog: Path) -> None:
+def test_the_best_right_kernel_goes_into_the_catalog(judged_results: Path, own_catalog: Path) -> None:
     worse = next(candidate.record for candidate in grid.fit(START, CHOICES).candidates if candidate.record.bn == 64)
     catalog.put(worse, own_catalog)
     arguments = ("--set", "bn=32", "--set", "stages=4", "--write")
-    done = run(*arguments, CUDAL2GEN_CATALOG=own_catalog, CUDAL2GEN_RESULTS=judged)
+    done = run_try(*arguments, CUDAL2GEN_CATALOG=own_catalog, CUDAL2GEN_RESULTS=judged_results)
     assert done.returncode == 0, done
     record = catalog.find(PROBLEM, own_catalog).record
     assert (record.bn, record.ring_steps) == (32, 4)
     assert "written to" in done.stdout
     before = own_catalog.read_bytes()
-    again = run(*arguments, CUDAL2GEN_CATALOG=own_catalog, CUDAL2GEN_RESULTS=judged)
+    again = run_try(*arguments, CUDAL2GEN_CATALOG=own_catalog, CUDAL2GEN_RESULTS=judged_results)
     assert "nothing is written" in again.stderr
     assert own_catalog.read_bytes() == before
 
@@ -317,7 +319,7 @@ def test_the_best_right_kernel_goes_into_the_catalog(judged: Path, own_catalog: 
     ],
 )
 def test_refusals_are_one_line_with_the_readmes_exit_codes(arguments: tuple[str, ...], code: int, words: str) -> None:
-    done = run(*arguments)
+    done = run_try(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

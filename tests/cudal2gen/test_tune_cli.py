@@ -12,7 +12,7 @@ from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, space
 from tests.cudal2gen.test_cli import error, own_catalog, run
-from tests.cudal2gen.test_evidence import recording_file
+from tests.cudal2gen.test_evidence import write_recordings
 from tests.packages import require
 
 __all__ = ["own_catalog"]  # a fixture
@@ -100,7 +100,7 @@ def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) 
 @pytest.mark.slow
 def test_a_small_comparison(place: dict[str, str], tmp_path: Path) -> None:
     """A user runs ``compare`` for one problem after a campaign of six."""
-    recording_file(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
+    write_recordings(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
     process = run("compare", "--sample", "1", "--seeds", "1", "--recordings", str(tmp_path / "a100.txt"), env=place)
     assert process.returncode == 0, process
     measured = process.stdout

@@ -151,7 +151,7 @@ def test_no_gain_without_a_clear_interval() -> None:
     assert not contest.improved
 
 
-class Null:
+class EqualTimes:
     """An environment in which every record takes the incumbent's time, 10 us, within noise drawn by ``seed``."""
 
     name, on = "gpu", "a card"
@@ -182,7 +182,7 @@ def test_where_nothing_is_faster_nothing_wins() -> None:
     promising = improved = 0
     for seed in range(60):
         contest = search.Search(candidates, own.records[0])
-        place = executor.InProcess(Null(seed))  # type: ignore[arg-type]
+        place = executor.InProcess(EqualTimes(seed))  # type: ignore[arg-type]
         search.run(contest, Random(seed), place, lambda _: None, search.SearchLimits(8, prune=None))
         promising += any(trial.effort == "final" for trial in contest.trials)
         improved += contest.improved
@@ -194,14 +194,14 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     problems = [SMALL, SMALL.model_copy(update={"n": 1024})]
     store = tmp_path / "trials.jsonl"
 
-    def go(evaluations: int) -> campaign.CampaignState:
+    def run_campaign(evaluations: int) -> campaign.CampaignState:
         settings = search.SearchLimits(evaluations, prune=None)
         plan = campaign.CampaignPlan(problems, lambda _: None, lambda _: Random(7), store, "r", settings)
         return campaign.run(plan, executor.InProcess(ModelEnvironment()))
 
-    go(8)
+    run_campaign(8)
     before = store.read_text()
-    resumed = go(8)
+    resumed = run_campaign(8)
     assert store.read_text() == before, "nothing is evaluated twice"
     assert [contest.stop_reason for contest in resumed.searches] == ["finished before"] * 2
     assert [len(contest.candidates.records) for contest in resumed.searches] == [0, 0], (
@@ -234,29 +234,31 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
         "r",
         search.SearchLimits(24, prune=None),
         budget_seconds=30,
-        learn=lambda contest: told.append((contest.problem, len(contest.evaluations))),
+        learn=lambda contest: learned.append((contest.problem, len(contest.evaluations))),
     )
     ended: list[Problem] = []
-    told: list[tuple[Problem, int]] = []
+    learned: list[tuple[Problem, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock[0])
-        standing = campaign.run_in_turns(
+        state = campaign.run_in_turns(
             plan, executor.InProcess(Timed(slow.__getitem__)), after=lambda item: ended.append(item.problem)
         )
-    counts = [len(contest.evaluations) for contest in standing.searches]
+    counts = [len(contest.evaluations) for contest in state.searches]
     assert counts == [8, 8, 8], "all within 21 of 30 s, and the batch under way"
     assert [trial.problem for trial in results.trials(store)[:12:4]] == problems
     assert ended == problems
-    assert told[:6] == [(problem, count) for count in (4, 8) for problem in problems], "each turn teaches the next one"
-    assert standing.early_ends(24) == {"out of time": 3}
-    assert {contest.winner.effort for contest in standing.searches if contest.winner} == {"final"}, (
+    assert learned[:6] == [(problem, count) for count in (4, 8) for problem in problems], (
+        "each turn teaches the next one"
+    )
+    assert state.early_ends(24) == {"out of time": 3}
+    assert {contest.winner.effort for contest in state.searches if contest.winner} == {"final"}, (
         "gains are timed longer"
     )
     assert clock[0] < 30
 
 
 # The program of a process that is killed in the middle of a campaign. Its argument is the file of trials.
-KILLED = """
+HANGING_PROGRAM = """
 import sys, time
 from pathlib import Path
 from tests.cudal2gen.test_tuner_search import *
@@ -280,8 +282,8 @@ campaign.run(plan, executor.InProcess(Hangs()))
 @pytest.mark.slow
 def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(store)])
-    processes.until(lambda: store.exists() and len(store.read_text().splitlines()) >= 12)
+    process = subprocess.Popen([sys.executable, "-c", HANGING_PROGRAM, str(store)])
+    processes.wait_until(lambda: store.exists() and len(store.read_text().splitlines()) >= 12)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with store.open("a") as file:
@@ -293,15 +295,15 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
         [SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits(64, 4, prune=None)
     )
     with pytest.warns(SkippedLine):
-        standing = campaign.run(plan, executor.InProcess(ModelEnvironment()))
+        state = campaign.run(plan, executor.InProcess(ModelEnvironment()))
     after = results.trials(store)
     assert after[: len(before)] == before
     keys = [parse(trial.record).kernel_key for trial in after if trial.effort == "short"]
     assert len(keys) == len(set(keys)) == 64
-    assert standing.evaluations == 64
+    assert state.evaluations == 64
 
 
-def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
+def winning_search(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
     """A search whose best trial, measured on this card, is faster than the incumbent."""
     record = incumbent()
     rival = space.candidates(SMALL).compose(5, {}, "cost-model")
@@ -313,15 +315,15 @@ def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
 
 @pytest.mark.slow
 def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
-    assert campaign.write_obstacle(winner(), verdict_clean=True) == ""
-    assert campaign.write_obstacle(winner(), verdict_clean=False) == "its kernel has no clean verdict"
+    assert campaign.write_obstacle(winning_search(), verdict_clean=True) == ""
+    assert campaign.write_obstacle(winning_search(), verdict_clean=False) == "its kernel has no clean verdict"
     of_another = "it was measured on NVIDIA H100 80GB HBM3, not on h200"
-    assert campaign.write_obstacle(winner(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
+    assert campaign.write_obstacle(winning_search(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
     for card in ("a card of no table", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200, 66 SMs"):
-        refusal = campaign.write_obstacle(winner(on=card), verdict_clean=True)
+        refusal = campaign.write_obstacle(winning_search(on=card), verdict_clean=True)
         assert refusal == f"it was measured on {card}, not on h200"
-    assert "model environment" in campaign.write_obstacle(winner("model"), verdict_clean=True)
-    assert "replay environment" in campaign.write_obstacle(winner("replay"), verdict_clean=True)
+    assert "model environment" in campaign.write_obstacle(winning_search("model"), verdict_clean=True)
+    assert "replay environment" in campaign.write_obstacle(winning_search("replay"), verdict_clean=True)
     assert (
         campaign.write_obstacle(search.Search(space.candidates(SMALL), None), verdict_clean=True)
         == "nothing improved beyond noise"
@@ -332,7 +334,10 @@ def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
 def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
     cards = ("NVIDIA H200", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200")
-    trials = [winner(on=card).trials[0].model_copy(update={"run": "r", "name": f"{i}"}) for i, card in enumerate(cards)]
+    trials = [
+        winning_search(on=card).trials[0].model_copy(update={"run": "r", "name": f"{i}"})
+        for i, card in enumerate(cards)
+    ]
     results.append(trials, store)
     plan = campaign.CampaignPlan([SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits())
     for card, names in ((cards[0], ["0", "2"]), (cards[1], ["1"]), ("", ["0", "1", "2"])):
@@ -342,7 +347,7 @@ def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
-    answer = campaign.catalog_record(winner())
+    answer = campaign.catalog_record(winning_search())
     assert answer.origin.structure == "tuned"
     assert answer.origin.source == "cudal2gen tune, measured on NVIDIA H200, proposed by cost-model"
     assert set(answer.origin.changed) == set(space.differing(incumbent(), answer))
@@ -350,7 +355,7 @@ def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
     catalog.save([incumbent()], path)
     catalog.put(answer, path)
     assert catalog.load(path) == [answer]
-    assert any(line.startswith(tuple(answer.origin.changed)) for line in campaign.diff(winner()))
+    assert any(line.startswith(tuple(answer.origin.changed)) for line in campaign.diff(winning_search()))
     with pytest.raises(ValueError, match="nothing improved"):
         campaign.catalog_record(search.Search(space.candidates(SMALL), None))
 

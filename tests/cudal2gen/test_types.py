@@ -46,7 +46,7 @@ def test_types_are_spelled_only_where_they_are_not_fp16(record: Record) -> None:
 # --- what is right ---
 
 
-def compared(d: Any, inputs: str = "normal") -> Comparison:
+def compare_d(d: Any, inputs: str = "normal") -> Comparison:
     """The comparison of a D, made from the exact product by ``d``, with the reference of bf16 operands."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((24, 512), np.float32).astype(BF16.numpy_dtype) for _ in range(2))
@@ -55,7 +55,7 @@ def compared(d: Any, inputs: str = "normal") -> Comparison:
 
 
 def test_the_bound_of_bf16_is_its_rounding_to_nearest() -> None:
-    nearest = compared(lambda product: product.astype(BF16.numpy_dtype))
+    nearest = compare_d(lambda product: product.astype(BF16.numpy_dtype))
     assert nearest.findings == []
     assert 0.8 < nearest.max_error / (nearest.allowed or 0) <= 1, "the bound is not loose"
 
@@ -63,19 +63,19 @@ def test_the_bound_of_bf16_is_its_rounding_to_nearest() -> None:
         bits = product.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return bits.view(np.float32).astype(BF16.numpy_dtype)
 
-    assert compared(toward_zero).findings, "cut off instead of rounded"
+    assert compare_d(toward_zero).findings, "cut off instead of rounded"
 
 
 def test_the_bound_of_fp32_output_sees_a_rounding_in_between() -> None:
-    assert compared(lambda product: product.astype(np.float32)).findings == []
-    assert compared(lambda product: product.astype(np.float16).astype(np.float32)).findings
-    assert compared(lambda product: product.astype(BF16.numpy_dtype).astype(np.float32)).findings
+    assert compare_d(lambda product: product.astype(np.float32)).findings == []
+    assert compare_d(lambda product: product.astype(np.float16).astype(np.float32)).findings
+    assert compare_d(lambda product: product.astype(BF16.numpy_dtype).astype(np.float32)).findings
 
 
 # --- records that serve other types ---
 
 
-def posed(record: Record, **fields: Any) -> Problem:
+def revised_problem(record: Record, **fields: Any) -> Problem:
     """The record's problem with these fields changed."""
     return record.problem.revised(**fields)
 
@@ -83,7 +83,7 @@ def posed(record: Record, **fields: Any) -> Problem:
 def test_a_record_of_fp16_serves_bf16_and_says_so() -> None:
     stored = [small(acc="f32"), ring(), small(acc="f32", m=128), small()]
     for record in stored[:2]:
-        problem = posed(record, ab="bf16")
+        problem = revised_problem(record, ab="bf16")
         match = catalog.nearest(problem, stored)
         assert match.record.decisions() == record.decisions()
         assert match.record.problem == problem
@@ -92,17 +92,17 @@ def test_a_record_of_fp16_serves_bf16_and_says_so() -> None:
             f"no record for {problem.title}; taking that of f16 {record.mnk}, whose rate is that of bf16"
         )
     own = small(**BF16_IN, stages=4)
-    assert catalog.nearest(posed(own), [*stored, own]) == catalog.Match(own)
-    beside = catalog.nearest(posed(own, m=32), [*stored, own]).record
+    assert catalog.nearest(revised_problem(own), [*stored, own]) == catalog.Match(own)
+    beside = catalog.nearest(revised_problem(own, m=32), [*stored, own]).record
     assert beside.decisions()["stages"] == 4, "of records as near, that of the own type"
 
 
 def test_a_record_serves_fp32_output_as_its_family_stores_it() -> None:
-    problem = posed(small(acc="f32"), d="f32")
+    problem = revised_problem(small(acc="f32"), d="f32")
     match = catalog.nearest(problem, [small(acc="f32")])
     assert {name: match.record.decisions().get(name) for name in TO_GLOBAL} == TO_GLOBAL
     assert "epilogue=global" in (match.note or "")
-    assert catalog.nearest(posed(ring(), d="f32"), [ring()]).record.decisions()["epilogue"] == "tma"
+    assert catalog.nearest(revised_problem(ring(), d="f32"), [ring()]).record.decisions()["epilogue"] == "tma"
 
 
 def test_what_a_family_cannot_store_names_what_is_legal() -> None:
@@ -126,7 +126,7 @@ def test_sums_are_in_fp32(ab: Any, d: Any) -> None:
 
 
 def test_bytes_are_counted_by_type() -> None:
-    problem = posed(small(acc="f32", m=64, n=64, k=128))
+    problem = revised_problem(small(acc="f32", m=64, n=64, k=128))
     wide = problem.revised(d="f32")
     assert wide.traffic_bytes - problem.traffic_bytes == 2 * 64 * 64
     use = serving.Use(Sizes(64, 64, 128), (False, False, True))
@@ -180,7 +180,7 @@ PACKED = [
 def test_a_table_keeps_types_apart() -> None:
     half, other = (packed.table([record], {0: 2.0}) for record in (packed.RECORDS["predicated"], PACKED[0]))
     for table, own, strange in ((half, "f16", "bf16"), (other, "bf16", "f16")):
-        problem = posed(table.kernels[0].record)
+        problem = revised_problem(table.kernels[0].record)
         operands = LaunchOperands.packed("tn", Sizes(64, 64, 128))
         assert table.choose(problem, operands).kernel == 0
         refusal = table.choose(problem.revised(ab=strange), operands)
@@ -216,7 +216,7 @@ def kernels(device: EmulatedDevice, directory: Path) -> Iterator[dispatch.Dispat
         yield dispatcher
 
 
-def drawn(device: EmulatedDevice, rows: int, cols: int, dtype: Any) -> Any:
+def draw_integers(device: EmulatedDevice, rows: int, cols: int, dtype: Any) -> Any:
     """Small integers of a type in the device's memory."""
     generator = torch.Generator().manual_seed(rows * 1000 + cols)
     matrix = device.empty(rows, cols).view(dtype)
@@ -229,7 +229,7 @@ def drawn(device: EmulatedDevice, rows: int, cols: int, dtype: Any) -> Any:
 def test_matmul_and_linear_take_both_types(
     dtype: Any, m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    a, b = drawn(device, m, k, dtype), drawn(device, n, k, dtype)
+    a, b = draw_integers(device, m, k, dtype), draw_integers(device, n, k, dtype)
     exact = (a.double() @ b.double().t()).to(dtype)
     for d in (cudal2gen.matmul(a, b.t()), cudal2gen.linear(a, b)):
         assert d.dtype == dtype
@@ -244,7 +244,7 @@ def test_matmul_and_linear_take_both_types(
 def test_sums_leave_as_they_are(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     """Sums of padded operands keep their type too: this kernel needs whole tiles. For fp16 the pack has no such kernel,
     so torch computes."""
-    a, b = drawn(device, m, k, torch.bfloat16), drawn(device, n, k, torch.bfloat16).t()
+    a, b = draw_integers(device, m, k, torch.bfloat16), draw_integers(device, n, k, torch.bfloat16).t()
     d = cudal2gen.matmul(a, b, out_dtype=torch.float32)
     assert d.dtype == torch.float32
     assert torch.equal(d.double(), a.double() @ b.double())

@@ -32,14 +32,14 @@ from tests.cudal2gen import covering
 from tests.cudal2gen.covering import BRANCHES, COVERING
 from tests.cudal2gen.paths import PATHS, once, small
 from tests.cudal2gen.strategies import direct, prefetch, records
-from tests.draws import THOROUGH, drawn
+from tests.draws import THOROUGH, draw_part
 
 # A smaller batch would be compiled again at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 # ``make test`` executes every branch, and one in this many of the paths that only add values and combinations.
-REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 60)
+REPEATING = draw_part([name for name in PATHS if name not in BRANCHES], 60)
 # The paths that are executed, with their numbers.
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHES or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
@@ -164,7 +164,7 @@ def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
     """Every branch is executed in each family in which any path takes it. ``make goldens`` renews the list."""
     branches, known = covering.branches_by_path(checkout)
     assert not set(known) - set().union(*branches.values()), "branches that no path takes"
-    shown = covering.of_family(branches)
+    shown = covering.features_by_family(branches)
     assert set().union(*(shown[name] for name in BRANCHES)) == set().union(*shown.values())
     assert (*covering.sets(checkout),) == (BRANCHES, COVERING[len(BRANCHES) :])
 
@@ -194,15 +194,15 @@ CHANGES: list[dict[str, Any]] = [
 def variants(lines: list[Record], rng: random.Random, number: int) -> list[Record]:
     """``number`` legal records: each is one of ``lines``, the catalog's, with one to three of CHANGES, apart from those
     that would be illegal. All texts differ from each other and from that of the catalog's line."""
-    drawn: dict[str, Record] = {}
-    while len(drawn) < number:
+    draw_part: dict[str, Record] = {}
+    while len(draw_part) < number:
         line = record = rng.choice(lines)
         for change in rng.sample(CHANGES, rng.randint(1, 3)):
             with suppress(IllegalRecord):
                 record = revise(record, **change)
         if record.name != line.name:
-            drawn[record.name] = record
-    return list(drawn.values())
+            draw_part[record.name] = record
+    return list(draw_part.values())
 
 
 def check_records(records: list[Record], library: Path) -> None:
@@ -218,8 +218,8 @@ class TestRecordsDrawnAtRandom:
 
     @given(st.lists(SMALL_TILES, min_size=DRAWN, max_size=DRAWN, unique_by=lambda record: record.name))
     @settings(max_examples=40 if THOROUGH else 1, phases=NO_SHRINKING)
-    def test_legal_records_are_right(self, library: Path, drawn: list[Record]) -> None:
-        check_records(drawn, library)
+    def test_legal_records_are_right(self, library: Path, draw_part: list[Record]) -> None:
+        check_records(draw_part, library)
 
     @given(st.integers(0, 2**32))
     @settings(max_examples=20 if THOROUGH else 1, phases=NO_SHRINKING)

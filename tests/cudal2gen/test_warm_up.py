@@ -11,13 +11,13 @@ import cudal2gen
 from cudal2gen.operators import plan_packs
 from scripts import cold_start
 from tests.cudal2gen.emulated import EmulatedDevice
-from tests.cudal2gen.emulated_operators import device, kernels, opened, operator_device
+from tests.cudal2gen.emulated_operators import device, kernels, opened_pack, operator_device
 from tests.packages import require
 
 torch = require("torch")
 
 pytestmark = pytest.mark.torch
-__all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
+__all__ = ["device", "kernels", "opened_pack", "operator_device"]  # fixtures
 
 
 def model_on(device: EmulatedDevice) -> Any:
@@ -44,10 +44,10 @@ def test_calls_after_it_load_no_kernel_and_make_no_plan(
     plans = dict(kernels.plans)
     assert len(plans) == 4
 
-    def refused(*_: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise AssertionError("a kernel is opened")
 
-    monkeypatch.setattr(plan_packs, "OpenKernel", refused)
+    monkeypatch.setattr(plan_packs, "OpenKernel", refuse)
     for layer, of_layer in ((model[0], x), (model[2], narrow)):
         assert torch.equal(layer(of_layer).double(), of_layer.double() @ layer.weight.double().t())
     assert kernels.plans == plans

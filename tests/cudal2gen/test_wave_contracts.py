@@ -68,7 +68,7 @@ class Items:
                 out.setdefault(tile, []).append(cluster)
         return out
 
-    def of_wave(self) -> Iterator[Part]:
+    def wave_items(self) -> Iterator[Part]:
         """All items of the last wave, empty ones included."""
         steps, clusters = self.launch.steps, self.launch.clusters
         for cluster, second in product(range(clusters), (0, 1)):
@@ -143,7 +143,7 @@ def launches() -> Iterator[Launch]:
 
 
 @cache
-def stated(record: Record = RECORD) -> dict[tuple[int, bool, bool], Claim]:
+def stated_claims(record: Record = RECORD) -> dict[tuple[int, bool, bool], Claim]:
     """(along n, in a full band, whether the last wave is shared out) -> the claim."""
     program: Any = SimpleNamespace(offsets=list(range(14)))
     keys = product((0, 1), (True, False), (False, True))
@@ -191,7 +191,7 @@ def test_the_parts_of_tiles_that_begin_within_d_are_left_and_no_others(cluster: 
     items, seen = Items(launch), set[tuple[int, bool]]()
     last = launch.rows * launch.cols - 1
     for along_n, (most_m, most_n) in product((0, 1), product((False, True), (False, True))):
-        claim = stated(record)[along_n, True, True]
+        claim = stated_claims(record)[along_n, True, True]
         assert isinstance(claim.ring, Pipeline)
         place = place_names(launch, last, along_n)[1]
         names = launch_names(items) | place | {
@@ -218,7 +218,7 @@ def test_the_parts_of_tiles_that_begin_within_d_are_left_and_no_others(cluster: 
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_a_cta_of_full_waves_has_a_next_item_if_there_is_a_tile_for_it(along_n: int) -> None:
-    contracts = stated()
+    contracts = stated_claims()
     for launch in launches():
         items = Items(launch)
         for tile in range(items.whole):
@@ -234,7 +234,7 @@ def test_a_cta_of_full_waves_has_a_next_item_if_there_is_a_tile_for_it(along_n: 
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n: int) -> None:
-    contracts, seen = stated(), set[int]()
+    contracts, seen = stated_claims(), set[int]()
     for launch in launches():
         items = Items(launch)
         common = launch_names(items)
@@ -265,7 +265,7 @@ def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n:
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_every_whole_tile_is_of_the_kind_that_is_stated(along_n: int) -> None:
-    contracts = stated()
+    contracts = stated_claims()
     for launch in launches():
         items = Items(launch)
         for tile in range(items.whole):
@@ -281,7 +281,7 @@ def test_every_whole_tile_is_of_the_kind_that_is_stated(along_n: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_the_parts_of_a_tile_are_those_that_are_stated(along_n: int) -> None:
-    contracts, counts = stated(), set[int]()
+    contracts, counts = stated_claims(), set[int]()
     for launch in launches():
         items = Items(launch)
         for wave, owners in items.parts.items():

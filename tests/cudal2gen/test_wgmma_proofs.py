@@ -10,7 +10,7 @@ import pytest
 from cudal2gen.kernel import Record
 from cudal2gen.validator.contracts import refusal
 from tests.cudal2gen.paths import PINGPONG, TWO_CONSUMERS, ring
-from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, reason_of_refusal
 
 # Kernels with a ring of two stages: one consumer, two in turns, swapped operands, and clusters of two and four CTAs.
 SMALL = ring(stages=2)
@@ -51,7 +51,7 @@ class Edit(NamedTuple):
     which: int = 0
     record: Record = SMALL
 
-    def applied(self, ptx: str) -> str:
+    def apply(self, ptx: str) -> str:
         """The changed text."""
         ptx = re.sub(r"\n\s*(\.loc|//)[^\n]*", "", ptx)
         found = list(re.finditer(self.pattern, ptx, re.DOTALL))
@@ -62,7 +62,7 @@ class Edit(NamedTuple):
 
     def refusal(self) -> str:
         """Why the kernel of ``record`` is not certified after the change; empty if it is."""
-        return why_refused(self.record, self.applied(ptx_of(self.record)))
+        return reason_of_refusal(self.record, self.apply(ptx_of(self.record)))
 
 
 # A wait for an mbarrier: its address and parity. In its place: no wait, and a wait for parity 0.

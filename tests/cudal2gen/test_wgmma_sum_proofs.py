@@ -8,8 +8,8 @@ import pytest
 
 from cudal2gen.kernel import Record
 from tests.cudal2gen.paths import SWAPPED, TWO_CONSUMERS, ring
-from tests.cudal2gen.test_partial_sum_proofs import COUNT, FAULTS, WAIT, Edit, edited
-from tests.cudal2gen.test_proofs import prove_and_recheck, why_refused
+from tests.cudal2gen.test_partial_sum_proofs import COUNT, FAULTS, WAIT, Edit, edited_ptx
+from tests.cudal2gen.test_proofs import prove_and_recheck, reason_of_refusal
 
 SLICED: dict[str, Any] = {"stages": 2, "reduce": "workspace", "epilogue": "direct"}
 # Kernels whose CTAs sum slices of k: as they are, with swapped operands, with several slices after each other, with two
@@ -140,7 +140,7 @@ def test_a_kernel_that_adds_slices_is_certified_and_its_certificate_holds(name: 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", COMMON)
 def test_a_fault_of_sums_is_refused(fault: str) -> None:
-    assert why_refused(SUMS, edited(FAULTS[fault], SUMS))
+    assert reason_of_refusal(SUMS, edited_ptx(FAULTS[fault], SUMS))
 
 
 @pytest.mark.slow
@@ -148,11 +148,11 @@ def test_a_fault_of_sums_is_refused(fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS_HERE)
 def test_a_fault_is_refused(fault: str) -> None:
     record, edit = FAULTS_HERE[fault]
-    assert why_refused(record, edited(edit, record))
+    assert reason_of_refusal(record, edited_ptx(edit, record))
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
-    assert not why_refused(SUMS, edited(HARMLESS[change][0], SUMS))
+    assert not reason_of_refusal(SUMS, edited_ptx(HARMLESS[change][0], SUMS))

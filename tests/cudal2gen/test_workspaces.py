@@ -62,7 +62,7 @@ class Bench:
         return Product((at_a, K, at_b, K, d.address, N, M, N, K, workspace), d, expected)
 
     @contextmanager
-    def captured(self, stream: int) -> Iterator[list[int]]:
+    def capture(self, stream: int) -> Iterator[list[int]]:
         """Captures a stream in a ``with`` statement, whose end appends the executable graph's handle to the list."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         made: list[int] = []
@@ -137,7 +137,7 @@ def test_a_graph_has_counters_of_its_own(record: catalog.Record, library: Path) 
         stream, elsewhere = on.session.streams.new_stream(), on.session.streams.new_stream()
         before, inside, outside = (on.product(seed) for seed in range(3))
         on.kernel.launch(*before.arguments, stream)
-        with on.captured(stream) as made:
+        with on.capture(stream) as made:
             on.kernel.launch(*inside.arguments, stream)
             on.kernel.launch(*inside.arguments, stream)
         for _ in range(2):
@@ -163,7 +163,7 @@ def test_a_kernel_that_is_opened_after_a_launch_died_has_fresh_counters(record: 
 # --- what the launcher asks of the runtime ---
 
 
-def opened(record: catalog.Record, library: Path, idle: Path, folder: Path, facts: str = "") -> OpenKernel:
+def open_idle(record: catalog.Record, library: Path, idle: Path, folder: Path, facts: str = "") -> OpenKernel:
     """A kernel that is opened on a runtime that launches nothing, with these facts of its launch."""
     (folder / "kernel.launch").write_text(facts or record.launch.write())
     return OpenKernel(library, folder, record.launch_options, idle)
@@ -174,7 +174,7 @@ def launch(kernel: OpenKernel, m: int = M, stream: int = 0) -> None:
     kernel.launch(1 << 20, K, 1 << 21, K, 1 << 22, N, m, N, K, 1 << 23, stream)
 
 
-def cleared(idle: Path, kernel: OpenKernel, **changes: int) -> bool:
+def clears_counters(idle: Path, kernel: OpenKernel, **changes: int) -> bool:
     """Whether a launch first clears counters by a memset."""
     before = idle_runtime.memsets(idle)
     launch(kernel, **changes)
@@ -187,38 +187,38 @@ def test_launches_without_a_block_clear_counters(
 ) -> None:
     """Launches work with more streams and graphs than blocks, and with kernels that do not return their counters to
     zero."""
-    with opened(record, library, idle, tmp_path) as kernel:
-        assert not any(cleared(idle, kernel, stream=16 * (1 + i)) for i in range(BLOCKS - 1))
+    with open_idle(record, library, idle, tmp_path) as kernel:
+        assert not any(clears_counters(idle, kernel, stream=16 * (1 + i)) for i in range(BLOCKS - 1))
         try:
             idle_runtime.capture(idle, [idle_runtime.KERNEL_NODE], number=1)
-            assert not cleared(idle, kernel, stream=16)
+            assert not clears_counters(idle, kernel, stream=16)
             idle_runtime.capture(idle, [idle_runtime.KERNEL_NODE], number=2)
-            assert cleared(idle, kernel, stream=16)
+            assert clears_counters(idle, kernel, stream=16)
             assert not idle_runtime.overlaps(idle)
         finally:
             idle_runtime.capture(idle, None)
-        assert not cleared(idle, kernel, stream=16)
+        assert not clears_counters(idle, kernel, stream=16)
         assert idle_runtime.overlaps(idle) == ("pdl" in record.launch_options)
     facts = record.launch.write()
     assert "counters=returned\n" in facts
-    with opened(record, library, idle, tmp_path, facts.replace("counters=returned\n", "")) as kernel:
-        assert cleared(idle, kernel)
+    with open_idle(record, library, idle, tmp_path, facts.replace("counters=returned\n", "")) as kernel:
+        assert clears_counters(idle, kernel)
 
 
 def test_launches_with_more_tiles_than_a_block_has_counters_clear_them(
     library: Path, idle: Path, tmp_path: Path
 ) -> None:
     tiles = SLICED.bm * COUNTERS // (N // SLICED.bn)
-    with opened(SLICED, library, idle, tmp_path) as kernel:
-        assert not cleared(idle, kernel, m=tiles)
-        assert cleared(idle, kernel, m=tiles + 1)
+    with open_idle(SLICED, library, idle, tmp_path) as kernel:
+        assert not clears_counters(idle, kernel, m=tiles)
+        assert clears_counters(idle, kernel, m=tiles + 1)
 
 
 def test_a_driver_that_refuses_cooperation_with_an_overlap_gets_the_launch_without_it(
     library: Path, idle: Path, tmp_path: Path
 ) -> None:
     """Whether a real driver accepts both is unknown."""
-    with opened(SLICED, library, idle, tmp_path) as kernel:
+    with open_idle(SLICED, library, idle, tmp_path) as kernel:
         launch(kernel)
         assert (idle_runtime.cooperates(idle), idle_runtime.overlaps(idle)) == (True, True)
         before = idle_runtime.launches(idle)

@@ -31,7 +31,7 @@ from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.session import Attempt, Session, SessionLimits
 from tests import processes
 from tests.cudal2gen import device_texts
-from tests.cudal2gen.chat_server import Server, Step, fails, says, serving
+from tests.cudal2gen.chat_server import Server, Step, fails, says, serve_script
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 
 # Parts of the right kernel, and the unrolled loop by which the scripted model makes it faster. Answers change ``BASE``.
@@ -152,7 +152,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attempt]:
     folder = tmp_path_factory.mktemp("writing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
-        with serving(writes(*(item for item, _, _ in KERNELS.values()))) as server:
+        with serve_script(writes(*(item for item, _, _ in KERNELS.values()))) as server:
             written = session(server, folder)
             attempts = written.run()
         assert len(server.requests) == 1
@@ -203,7 +203,7 @@ ATTACKS = {
 def test_nothing_of_the_host_is_touched(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     texts = [text.replace("CANARY", str(canary)) for text in ATTACKS.values()]
-    with serving(*[writes(*({"source": text} for text in texts))] * 3, forever=True) as server:
+    with serve_script(*[writes(*({"source": text} for text in texts))] * 3, forever=True) as server:
         attempts = session(server, tmp_path).run()
     ended = {name: attempt.trial.outcome for name, attempt in zip(ATTACKS, attempts, strict=False)}
     assert ended == {
@@ -307,7 +307,7 @@ def test_answers_are_read_in_every_form(form: str) -> None:
 def test_faults_go_back_and_cost_no_evaluation(tmp_path: Path) -> None:
     trials: list[Trial] = []
     script = [writes({"patch": block("absent\n", "")}), writes({"launch": {"bm": 7}, "source": gemm()}), says("no")]
-    with serving(*script) as server:
+    with serve_script(*script) as server:
         written = session(server, tmp_path, trials, kernels=1)
         written.run()
     assert [trial.outcome for trial in trials] == ["illegal"]
@@ -321,7 +321,7 @@ def test_faults_go_back_and_cost_no_evaluation(tmp_path: Path) -> None:
 def test_a_server_that_fails_ends_a_session(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "PAUSES", ())
     seconds = [0.0]
-    with serving(fails(status), forever=True) as server:
+    with serve_script(fails(status), forever=True) as server:
         written = session(server, tmp_path, rounds=9)
         written.chat.clock = lambda: sum(seconds)
         written.pause = seconds.append
@@ -350,7 +350,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         writes({"patch": block(LOOP, f"{slower}{LOOP}")}, KERNELS["race"][0]),
         writes({"base": "best1", "patch": block(f"{slower}{LOOP}", UNROLLED), "why": "loads overlap"}),
     ]
-    with pytest.MonkeyPatch.context() as patch, serving(*rounds) as server:
+    with pytest.MonkeyPatch.context() as patch, serve_script(*rounds) as server:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
         written = session(server, folder, rounds=2)
         written.run()
@@ -487,9 +487,9 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 def test_a_check_ends_at_its_limits() -> None:
     assert proof.call_within_limits(time.sleep, (30,), CheckLimits(seconds=0.5)).outcome == "time-out"
     little = CheckLimits(seconds=30, gib=0.25)
-    with processes.memory(0.5):  # a check does not count memory that it inherits from this process
-        assert proof.call_within_limits(processes.hold, (0.3,), little).outcome == "wrong result"
-        assert proof.call_within_limits(processes.hold, (0.1, 0.4), little) is None
+    with processes.use_memory(0.5):  # a check does not count memory that it inherits from this process
+        assert proof.call_within_limits(processes.hold_memory, (0.3,), little).outcome == "wrong result"
+        assert proof.call_within_limits(processes.hold_memory, (0.1, 0.4), little) is None
     assert proof.call_within_limits(os._exit, (3,), little).outcome == "wrong result"
     assert proof.call_within_limits(len, ("four",), little) == 4
 
@@ -509,7 +509,7 @@ def test_the_command_writes_proves_times_and_proposes(
         "write", "--mnk", PROBLEM.mnk, "--acc", "f32", "--environment", "model", "--trials", str(trials),
         "--settings", str(settings),
     ]  # fmt: skip
-    with serving(writes(KERNELS["wrong"][0], KERNELS["faster"][0]), writes(KERNELS["race"][0])) as server:
+    with serve_script(writes(KERNELS["wrong"][0], KERNELS["faster"][0]), writes(KERNELS["race"][0])) as server:
         first = CliRunner().invoke(cli.app, [*options, "--llm", f"scripted@{server.url}", "--rounds", "1"])
         more = ["--rounds", "2", "--put-modelled"]
         second = CliRunner().invoke(cli.app, [*options, "--llm", f"scripted@{server.url}", *more])

@@ -16,7 +16,7 @@ from cudal2gen.tuner.writing.session import Session
 ANSWERS = st.lists(st.sampled_from(("kernel", "nothing", "unavailable", "backs off", "for good")), max_size=12)
 
 
-def expected(answers: list[str], rounds: int, patience: int) -> tuple[int, int, str]:
+def expected_counts(answers: list[str], rounds: int, patience: int) -> tuple[int, int, str]:
     """How many questions are asked, how many kernels come, and the answer that makes the model unavailable."""
     asked = kernels = idle = answered = 0
     last = ""
@@ -63,7 +63,7 @@ def test_a_session_ends_after_its_rounds_or_when_its_patience_ends(
         patch.setattr(Session, "_learn", lambda _: None)
         patch.setattr(Session, "_wait_for_server", lambda _: False)
         assert session.run() is attempts
-    count, kernels, last = expected(answers, rounds, patience)
+    count, kernels, last = expected_counts(answers, rounds, patience)
     assert (len(asked), len(attempts)) == (count, kernels)
     # A question without an answer is asked again.
     answered = [answer in ("kernel", "nothing") for answer in answers[:count]]

@@ -107,7 +107,7 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def built() -> dict[str, Artifact]:
+def built_kernels() -> dict[str, Artifact]:
     """All kernels, in one batch."""
     texts = {"right": gemm(), "in a graph": GRAPH} | {name: text for name, (text, _) in CHEATS.items()}
     outcomes = compiler.attempt([device_texts.record(text) for text in texts.values()])
@@ -121,9 +121,9 @@ def test_what_no_check_executes_is_read(name: str) -> None:
     """The review reads the PTX, and finds what the kernel would do for sizes, addresses or contents that no check
     uses."""
     text, finding = CHEATS[name]
-    findings = proof.review_findings(device_texts.record(text), built()[name].ptx.read_text())
+    findings = proof.review_findings(device_texts.record(text), built_kernels()[name].ptx.read_text())
     assert any(line.startswith(finding) for line in findings), findings
-    assert proof.review_findings(device_texts.record(gemm()), built()["right"].ptx.read_text()) == []
+    assert proof.review_findings(device_texts.record(gemm()), built_kernels()["right"].ptx.read_text()) == []
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def control_word(control: Control) -> int:
     return control.stall | (not control.yields) << 4 | write << 5 | read << 8 | waits << 11 | control.reuse << 17
 
 
-def rescheduled(instruction: Instruction, **changes: Any) -> int:
+def rescheduled_code(instruction: Instruction, **changes: Any) -> int:
     """Returns the 128 bits of an instruction after changes to its control word. ``changes``: new values of fields of
     ``Control``, by name."""
     word = control_word(replace(instruction.control, **changes))
@@ -40,7 +40,7 @@ def with_register(code: int, first: int, number: int) -> int:
     return code & ~(255 << first) | number << first
 
 
-def edited(cubin: bytes, function: str, codes: Mapping[int, int]) -> bytes:
+def edit_cubin(cubin: bytes, function: str, codes: Mapping[int, int]) -> bytes:
     """Returns the cubin with some instructions of a function replaced. Raises WrongInput if it has no such function.
 
     ``codes``: the new 128 bits by address, in bytes from the start of the function.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.kernelproof.emulator.build import folder_of
+from tests.kernelproof.emulator.build import stable_folder
 from tests.kernelproof.grading import solutions
 from tests.packages import require
 
@@ -59,7 +59,7 @@ def definition(checkout: Path) -> dict[str, Any]:
     return action
 
 
-def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
+def run_action(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
     """Runs the steps that the runner would run; returns their outcomes by name."""
     action = definition(checkout)
     unknown = inputs.keys() - action["inputs"].keys()
@@ -67,7 +67,7 @@ def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
     values = {f"inputs.{name}": inputs.get(name, entry["default"]) for name, entry in action["inputs"].items()}
     values |= {"github.action_path": str(checkout), "runner.temp": str(folder / "temp")}
 
-    def expanded(text: str) -> str:
+    def expand(text: str) -> str:
         return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: values[match[1]], text)
 
     outcomes = {}
@@ -76,7 +76,7 @@ def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
             continue
         script = folder / "script.sh"
         script.write_text((NO_PIP if step["name"] == "Install" else "") + step["run"])
-        variables = {name: expanded(text) for name, text in step["env"].items()}
+        variables = {name: expand(text) for name, text in step["env"].items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         process = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], check=False,
@@ -99,7 +99,7 @@ def holds(condition: str, values: dict[str, str]) -> bool:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for what steps write. They run in the folder of the programs."""
     programs = {"right.cu": RIGHT, "wrong.cu": WRONG, "test_wrong.py": TEST}
-    monkeypatch.chdir(folder_of(programs))
+    monkeypatch.chdir(stable_folder(programs))
     return tmp_path
 
 
@@ -110,7 +110,7 @@ right.cu
 wrong.cu --gpu "h200"
 right.cu -- 'an argument'
 """
-    outcomes = run(checkout, folder, check=programs, requirements="numpy pytest-xdist")
+    outcomes = run_action(checkout, folder, check=programs, requirements="numpy pytest-xdist")
     assert outcomes["Install"] == (0, f"not run: python -m pip install {checkout}[nvcc] pytest numpy pytest-xdist\n")
     code, output = outcomes["Check"]
     assert code == 1
@@ -130,7 +130,7 @@ right.cu -- 'an argument'
 
 @pytest.mark.slow
 def test_right_programs_pass_and_tests_are_annotated(checkout: Path, folder: Path) -> None:
-    outcomes = run(checkout, folder, check="right.cu", pytest="-q -p kernelproof.testing.plugin test_wrong.py")
+    outcomes = run_action(checkout, folder, check="right.cu", pytest="-q -p kernelproof.testing.plugin test_wrong.py")
     assert outcomes["Check"].code == 0
     assert "::error" not in outcomes["Check"].output
     code, output = outcomes["Test"]
@@ -154,7 +154,9 @@ def test_graded_solutions_are_in_the_summary(checkout: Path, tmp_path: Path, mon
     summary = tmp_path / "summary.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    outcomes = run(checkout, tmp_path, grade="found --reference problem.py\n\nfound/kernel.py --reference problem.py")
+    outcomes = run_action(
+        checkout, tmp_path, grade="found --reference problem.py\n\nfound/kernel.py --reference problem.py"
+    )
     assert "Check" not in outcomes
     code, output = outcomes["Grade"]
     assert code == 1, output

@@ -16,7 +16,7 @@ from kernelproof.emulator import RULES
 from kernelproof.emulator.state.findings_json import finding_fields
 from kernelproof.grading import check_source
 from kernelproof.ground import process_tree, toolchain
-from tests.kernelproof.emulator.build import stored
+from tests.kernelproof.emulator.build import stable_file
 from tests.kernelproof.emulator.rule_examples import OF_CHECKS, examples
 
 # A kernel with a shared array; TARGET and SHARED are replaced.
@@ -47,7 +47,7 @@ def text(body: str = "", shared: str = "64", target: str = "sm_80") -> str:
     return PTX.replace("BODY", body).replace("SHARED", shared).replace("TARGET", target)
 
 
-def checked(ptx: str, folder: Path, **fields: str) -> Result:
+def check_ptx(ptx: str, folder: Path, **fields: str) -> Result:
     """The result of a check that launches a PTX text with an output of one number."""
     source = folder / "kernel.ptx"
     source.write_text(ptx)
@@ -61,7 +61,7 @@ def checked(ptx: str, folder: Path, **fields: str) -> Result:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_check_reports_what_ptxas_refuses(name: str, tmp_path: Path) -> None:
     body, shared, message = REFUSED[name]
-    result = checked(text(body, shared), tmp_path)
+    result = check_ptx(text(body, shared), tmp_path)
     (finding,) = (item for item in result.findings.values() if item.kind == assembly.RULE)
     assert message in finding.message
     assert finding.kernel == "k"
@@ -89,7 +89,7 @@ def test_a_hint_names_the_architecture_that_has_the_instruction(body: str, gpu: 
 
 @pytest.mark.slow
 def test_what_ptxas_takes_is_clean(tmp_path: Path) -> None:
-    assert checked(text("add.u32 %r, %r, %r;"), tmp_path).code == 0
+    assert check_ptx(text("add.u32 %r, %r, %r;"), tmp_path).code == 0
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_grade_reports_what_ptxas_refuses(name: str) -> None:
 @pytest.mark.parametrize("rule", sorted(OF_CHECKS))
 def test_the_programs_of_the_page_are_as_it_says(rule: str) -> None:
     for number, program in enumerate(examples(rule)):
-        library = compilation.library([stored(program.code)], [], "sm_80", toolchain.discover())
+        library = compilation.library([stable_file(program.code)], [], "sm_80", toolchain.discover())
         result = supervision.run(plan.CheckPlan("sm_80", library, main=("program",), quiet=True), "program.cu", 60, 4)
         findings = [item for item in result.findings.values() if item.is_error]
         assert [item.kind for item in findings] == ([] if number else [rule])
@@ -124,10 +124,10 @@ def test_an_answer_is_stored_by_content(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len(first.refusals) == 1
     assert assembly.answer_of(text(), "sm_80", foreign=False) == assembly.PtxasAnswer()
 
-    def forbidden(*_arguments: object, **_options: object) -> None:
+    def fail_if_called(*_arguments: object, **_options: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(process_tree, "output", forbidden)
+    monkeypatch.setattr(process_tree, "output", fail_if_called)
     assert assembly.answer_of(refused, "sm_80", foreign=False) == first
     with pytest.raises(AssertionError):
         assembly.answer_of(refused + "\n", "sm_80", foreign=False)

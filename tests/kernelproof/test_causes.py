@@ -28,7 +28,7 @@ def report(kind: str, line: int, other: int = 0, buffer: str = "tile", kernel: s
     return Report(kind, "text", kernel, first, second if other else None, place, 3)
 
 
-def shown(*reports: Report) -> list[tuple[str, int, int, int]]:
+def shown_findings(*reports: Report) -> list[tuple[str, int, int, int]]:
     """For each cause the rule, line and count of the finding that is shown, and the number of findings behind it."""
     return [
         (r.kind, r.access.site.home.line if r.access.site.home else 0, r.count, len(r.also)) for r in grouped(reports)
@@ -37,24 +37,26 @@ def shown(*reports: Report) -> list[tuple[str, int, int, int]]:
 
 def test_races_of_one_buffer_that_share_lines_are_one() -> None:
     late, early = report("shared-race", 4, 6), report("shared-race", 9, 4)
-    assert shown(late, early, report("shared-race", 6, 9)) == [("shared-race", 4, 9, 2)]
-    assert shown(early, late) == [("shared-race", 4, 6, 1)]
+    assert shown_findings(late, early, report("shared-race", 6, 9)) == [("shared-race", 4, 9, 2)]
+    assert shown_findings(early, late) == [("shared-race", 4, 6, 1)]
     assert len(grouped([late, report("shared-race", 20, 21)])) == 2
     assert len(grouped([late, report("shared-race", 4, 6, "other")])) == 2
     # The last finding connects two of them.
-    assert shown(report("shared-race", 1, 2), report("shared-race", 3, 4), report("shared-race", 2, 3)) == [
+    assert shown_findings(report("shared-race", 1, 2), report("shared-race", 3, 4), report("shared-race", 2, 3)) == [
         ("shared-race", 1, 9, 2)
     ]
 
 
 def test_instances_of_a_template_are_one_kernel() -> None:
-    assert shown(*(report("shared-race", 4, 6, kernel=kernel) for kernel in KERNELS)) == [("shared-race", 4, 6, 1)]
+    assert shown_findings(*(report("shared-race", 4, 6, kernel=kernel) for kernel in KERNELS)) == [
+        ("shared-race", 4, 6, 1)
+    ]
     assert len(grouped([report("shared-race", 4, 6), report("shared-race", 4, 6, kernel="_Z4sortPf")])) == 2
 
 
 def test_consequences_of_a_race_follow_it() -> None:
     unwritten = report("uninitialised-shared", 4)
-    assert shown(unwritten, report("shared-race", 4, 6)) == [("shared-race", 4, 6, 1)]
+    assert shown_findings(unwritten, report("shared-race", 4, 6)) == [("shared-race", 4, 6, 1)]
     assert len(grouped([unwritten, report("shared-race", 5, 6)])) == 2
 
 
@@ -62,7 +64,7 @@ def test_accesses_beyond_one_buffer_are_one() -> None:
     """38 stores beyond one buffer, three times each, are one cause. Findings without a buffer stay apart by line."""
     stores = [report("global-out-of-bounds", line, buffer="out") for line in range(10, 48)]
     key = report("global-out-of-bounds", 5, buffer="key")
-    assert shown(*stores, key) == [("global-out-of-bounds", 5, 3, 0), ("global-out-of-bounds", 10, 114, 37)]
+    assert shown_findings(*stores, key) == [("global-out-of-bounds", 5, 3, 0), ("global-out-of-bounds", 10, 114, 37)]
     assert len(grouped([report("phase-at-exit", line, buffer="") for line in (1, 2, 2)])) == 2
 
 

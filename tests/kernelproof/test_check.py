@@ -36,7 +36,7 @@ def library() -> Path:
     return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
 
 
-def run(library: Path, *arguments: str, seconds: float = 60, gib: float = 4, **settings: object) -> Result:
+def check_program(library: Path, *arguments: str, seconds: float = 60, gib: float = 4, **settings: object) -> Result:
     """The result of checking the program with these arguments, within these seconds and GiB."""
     settings = {"main": ("program", *arguments), **settings}
     return supervision.run(plan.CheckPlan("sm_80", library, **settings), "program.cu", seconds, gib)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ WRONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_programs_have_no_findings(library: Path, case: str) -> None:
-    result = run(library, case)
+    result = check_program(library, case)
     assert (rules(result), result.ending, result.refusals, result.unsupported) == ({}, "", {}, [])
     assert (result.code, result.program_exit_code) == (0, 0)
 
@@ -76,7 +76,7 @@ def test_right_programs_have_no_findings(library: Path, case: str) -> None:
 def test_wrong_programs_have_one_finding_of_their_rule(
     library: Path, case: str, expected: dict[str, int], exit_code: int
 ) -> None:
-    result = run(library, case)
+    result = check_program(library, case)
     assert rules(result).keys() == expected.keys()
     if case != "race":
         assert sum(rules(result).values()) <= sum(expected.values())
@@ -105,7 +105,7 @@ def test_progress_counts_ctas(library: Path) -> None:
 
 def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
     text = "cuTensorMapEncodeTiled: box extent 512 of dimension 0, allowed are 1 to 256"
-    assert run(library, "wide box").notes.count(text) == 1
+    assert check_program(library, "wide box").notes.count(text) == 1
 
 
 def test_a_launch_that_takes_long_says_how_long() -> None:
@@ -121,7 +121,7 @@ def test_a_launch_that_takes_long_says_how_long() -> None:
 
 
 def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
-    result = run(library, "bounds")
+    result = check_program(library, "bounds")
     number = 1 + SOURCE.read_text().splitlines().index("  if (i <= n) y[i] = x[i];")
     document = json.loads(json.dumps(result.document()))
     sides = [
@@ -136,26 +136,26 @@ def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
 
 
 def test_repeated_launches_on_unchanged_data_run_twice(library: Path) -> None:
-    kernel = run(library, "timed").kernels["_Z5scalePKiPii"]
+    kernel = check_program(library, "timed").kernels["_Z5scalePKiPii"]
     # The first memset changes x. The launch after it is the first of 50 equal ones.
     assert (kernel.launches, kernel.repetitions) == (2, 48)
 
 
 def test_launches_between_resets_run_once_per_content(library: Path) -> None:
-    kernel = run(library, "reset").kernels["_Z5scalePKiPii"]
+    kernel = check_program(library, "reset").kernels["_Z5scalePKiPii"]
     assert (kernel.launches, kernel.repetitions) == (2, 18)
 
 
 def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
-    kernel = run(library, "timed", sample=2).kernels["_Z5scalePKiPii"]
+    kernel = check_program(library, "timed", sample=2).kernels["_Z5scalePKiPii"]
     assert (kernel.launches, kernel.repetitions) == (2, 48)
 
 
 @pytest.mark.slow
 def test_a_limit_names_the_launch(library: Path) -> None:
-    result = run(library, "endless kernel", seconds=4)
+    result = check_program(library, "endless kernel", seconds=4)
     if "in the loop" not in result.ending:  # on a busy machine the loop had too few iterations
-        result = run(library, "endless kernel", seconds=30)
+        result = check_program(library, "endless kernel", seconds=30)
     assert result.code == 2
     assert re.match("did not end within (4|30) s: launch 1 of waiting, grid 2, ran for ", result.ending)
     assert ", at last in the loop at " in result.ending
@@ -173,7 +173,7 @@ def test_a_limit_names_the_launch(library: Path) -> None:
     ],
 )
 def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: str, sample: int, reason: str) -> None:
-    result = run(library, case, sample=sample)
+    result = check_program(library, case, sample=sample)
     assert (rules(result), result.code) == ({}, 2)
     assert [text for _, text in result.refusals] == [reason]
     assert any(note.startswith(f"{reason}: ") for note in result.notes), "what it leaves unwritten is excused"
@@ -195,14 +195,14 @@ def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: st
 def test_errors_that_may_follow_from_left_out_ctas_are_benign(
     library: Path, case: str, sample: int, kinds: set[str], errors: set[str]
 ) -> None:
-    result = run(library, case, sample=sample)
+    result = check_program(library, case, sample=sample)
     assert rules(result).keys() == kinds
     assert {item.kind for item in result.errors} == errors
     assert all("may follow from values" in item.message for item in result.findings.values() if not item.is_error)
 
 
 def test_an_endless_loop_is_named(library: Path) -> None:
-    (finding,) = run(library, "circle").findings.values()
+    (finding,) = check_program(library, "circle").findings.values()
     assert finding.message == "never ends: every 7 backward branches all registers and all memory are as before"
     assert finding.access.site.home is not None
     assert finding.access.site.home.function == "circle"
@@ -210,13 +210,13 @@ def test_an_endless_loop_is_named(library: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> None:
-    failed = run(library, "exit code")
+    failed = check_program(library, "exit code")
     assert (failed.code, failed.ending) == (1, "ended with exit code 3")
-    late = run(library, "endless", seconds=2)
+    late = check_program(library, "endless", seconds=2)
     assert late.code == 2
     expected = "--timeout gives it longer. It has launched no kernel: --nvcc-args -O2 makes its own code faster"
     assert late.ending == f"did not end within 2 s; {expected}"
-    greedy = run(library, "greedy", gib=0.75)
+    greedy = check_program(library, "greedy", gib=0.75)
     assert greedy.code == 2
     assert greedy.ending.startswith("needs more than 0.75 GiB")
     assert 1.0 < late.seconds < 120
@@ -224,19 +224,19 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
 
 @pytest.mark.slow
 def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
-    with processes.memory(1.0):  # the limit of this process; a program does not count memory that it inherits
-        greedy = run(library, "greedy family", gib=0.75)
+    with processes.use_memory(1.0):  # the limit of this process; a program does not count memory that it inherits
+        greedy = check_program(library, "greedy family", gib=0.75)
         # Memory that processes share counts once.
-        family = run(library, "family", gib=0.75)
+        family = check_program(library, "family", gib=0.75)
     assert greedy.ending.startswith("needs more than 0.75 GiB")
     assert greedy.seconds < 120
     assert (family.ending, family.program_exit_code) == ("", 0)
 
 
 def test_what_cannot_be_checked_is_named(library: Path) -> None:
-    result = run(library, "unsupported")
+    result = check_program(library, "unsupported")
     assert (result.unsupported, result.code) == (["cudaCreateTextureObject"], 0)
-    boxes = run(library, "boxes")
+    boxes = check_program(library, "boxes")
     assert (boxes.unsupported, rules(boxes), boxes.program_exit_code) == (["cudaMallocArray"], {}, 0)
 
 
@@ -245,12 +245,12 @@ def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None
     launch = {"entry": "beyond", "grid": 4, "block": 256, "args": ["in:i32[1000]", "y", 999]}
     file.write_text(json.dumps({"buffers": {"y": "out:i32[1000]"}, "launches": [launch]}))
     launches, buffers = plan.launch_file(file)
-    right = run(library, main=None, launches=launches, buffers=buffers)
+    right = check_program(library, main=None, launches=launches, buffers=buffers)
     assert (rules(right), right.code) == ({}, 0)
     launch["args"] = ["in:i32[1000]", "y", 900]
     file.write_text(json.dumps({"buffers": {"y": "out:i32[1000]"}, "launches": [launch]}))
     launches, buffers = plan.launch_file(file)
-    assert rules(run(library, main=None, launches=launches, buffers=buffers)) == {"unwritten-output": 99}
+    assert rules(check_program(library, main=None, launches=launches, buffers=buffers)) == {"unwritten-output": 99}
     for wrong in (
         {"entry": "nothing"},
         {"args": ["in:i32[1000]"]},
@@ -261,7 +261,7 @@ def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None
     ):
         file.write_text(json.dumps({"launches": [{**launch, **wrong}]}))
         with pytest.raises(WrongInput):
-            run(library, main=None, launches=plan.launch_file(file)[0])
+            check_program(library, main=None, launches=plan.launch_file(file)[0])
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(WrongInput, match="no UTF-8 text"):
         plan.launch_file(file)
@@ -270,28 +270,28 @@ def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None
 def test_missing_arguments_are_told_with_an_example_that_runs(library: Path) -> None:
     spec = plan.LaunchSpec("scale", (4,), (32,))
     with pytest.raises(WrongInput) as error:
-        run(library, main=None, launches=(spec,))
+        check_program(library, main=None, launches=(spec,))
     (words,) = re.findall(r'--args "(.*)"', str(error.value))
     arguments = tuple(plan.argument(word, {}) for word in words.split())
     assert [getattr(each, "role", each) for each in arguments] == ["input", "inout", 1000]
-    assert run(library, main=None, launches=(replace(spec, arguments=arguments),)).code == 0
+    assert check_program(library, main=None, launches=(replace(spec, arguments=arguments),)).code == 0
 
 
 def test_a_sample_runs_the_corners(library: Path) -> None:
     spec = plan.LaunchSpec(
         "scale", (40, 10), (32,), 0, (1,), (plan.argument("in:i32[99]", {}), plan.argument("scratch:i32[99]", {}), 99)
     )
-    result = run(library, main=None, launches=(spec,), sample=8)
+    result = check_program(library, main=None, launches=(spec,), sample=8)
     assert 8 <= result.kernels["_Z5scalePKiPii"].ctas <= 12
 
 
 def test_a_cooperative_grid_runs_whole(library: Path) -> None:
-    result = run(library, "cooperative", sample=2)
+    result = check_program(library, "cooperative", sample=2)
     assert (rules(result), [kernel.ctas for kernel in result.kernels.values()]) == ({}, [8])
 
 
 def test_what_left_out_ctas_would_write_counts_as_initialised(library: Path) -> None:
-    result = run(library, "chain", sample=2)
+    result = check_program(library, "chain", sample=2)
     (kernel,) = result.kernels.values()
     assert (rules(result), kernel.launches) == ({}, 2)
     assert kernel.ctas < 12
@@ -300,7 +300,7 @@ def test_what_left_out_ctas_would_write_counts_as_initialised(library: Path) -> 
 def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
     file = tmp_path / "expected"
     file.write_text("# a list\nglobal-out-of-bounds beyond program.cu\nshared-race *\n")
-    result = run(library, "bounds")
+    result = check_program(library, "bounds")
     expectations.apply(result, expectations.read(file))
     assert (result.code, len(result.expected)) == (0, 2)
     assert "expected and not seen: shared-race *" in result.notes
@@ -318,7 +318,7 @@ def test_headers_between_two_lines_of_a_program_take_one_line() -> None:
 
 
 def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(library, "bounds")
+    result = check_program(library, "bounds")
     monkeypatch.chdir(tmp_path)
     writing.sarif(result, tmp_path / "s.json")
     (sarif,) = json.loads((tmp_path / "s.json").read_text())["runs"]
@@ -361,9 +361,9 @@ EMPTY = "__global__ void k() {} int main() { k<<<1, 1>>>(); }"
 
 @pytest.mark.slow
 def test_a_library_with_the_static_runtime_is_refused() -> None:
-    target = build.library(EMPTY, "-cudart", "static")
+    target = build.compile_library(EMPTY, "-cudart", "static")
     with pytest.raises(WrongInput, match="static CUDA runtime"):
-        run(target)
+        check_program(target)
 
 
 OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
@@ -380,7 +380,7 @@ OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
 def test_libraries_without_a_file_are_named(
     arguments: list[str], libraries: tuple[str, ...], replaced: tuple[str, ...]
 ) -> None:
-    source = build.stored("int main() {}")
+    source = build.stable_file("int main() {}")
     with pytest.raises(compilation.MissingLibraries) as raised:
         compilation.library([source], arguments, "sm_80", toolchain.discover())
     assert (sorted(raised.value.libraries), raised.value.replaced) == (sorted(libraries), replaced)
@@ -394,14 +394,16 @@ def test_libraries_that_a_check_replaces_are_told_from_others(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["size", "speed", "none"])
 def test_a_librarys_ptx_may_be_compressed(mode: str) -> None:
-    result = run(build.library(EMPTY, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80"))
+    result = check_program(
+        build.compile_library(EMPTY, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80")
+    )
     assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
 @pytest.mark.slow
 def test_what_the_system_cannot_decompress_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_LIBRARIES", {0x8000: "no_such_library.so.1"})
-    result = run(build.library(EMPTY, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
+    result = check_program(build.compile_library(EMPTY, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
     ((_, text),) = result.refusals
     assert (result.code, "the system lacks no_such_library.so.1" in text) == (2, True)
 
@@ -415,7 +417,7 @@ def test_what_the_system_cannot_decompress_is_named(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_library_without_usable_ptx_is_no_finding(options: tuple[str, ...], reason: str) -> None:
-    result = run(build.library(EMPTY, "-cudart", "none", *options))
+    result = check_program(build.compile_library(EMPTY, "-cudart", "none", *options))
     assert (result.code, rules(result)) == (2, {})
     ((_, text),) = result.refusals
     assert reason in text
@@ -440,7 +442,7 @@ def test_a_device_loads_the_newest_ptx_that_it_can_run(
 
 @pytest.mark.slow
 def test_a_library_without_ptx_runs_by_its_machine_code() -> None:
-    result = run(build.library(EMPTY, "-cudart", "none", "-gencode", "arch=compute_80,code=sm_80"))
+    result = check_program(build.compile_library(EMPTY, "-cudart", "none", "-gencode", "arch=compute_80,code=sm_80"))
     assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
@@ -470,18 +472,18 @@ def test_architecture_comes_from_the_compilers_arguments() -> None:
         assert compilation.split_arguments(f"{words} -Ix") == (["-rdc=true", "-Ix"], None)
 
 
-def linked(*flags: str) -> Result:
+def check_two_files(*flags: str) -> Result:
     """The result of checking a program of two files with relocatable device code."""
     sources = [SOURCE.with_name(name) for name in ("linked.cu", "linked_other.cu")]
     library = compilation.library(sources, ["-rdc=true", *flags], "sm_80", toolchain.discover())
-    return run(library)
+    return check_program(library)
 
 
 @pytest.mark.slow
 def test_device_code_of_several_files_is_linked() -> None:
     """main compares values from functions and variables of both files. Names that are local to a file are not mixed up,
     and a template in both files is one."""
-    result = linked()
+    result = check_two_files()
     assert (rules(result), result.refusals, result.program_exit_code) == ({"global-out-of-bounds": 1}, {}, 0)
     (finding,) = result.findings.values()
     assert names.plain(finding.kernel) == "beyond"
@@ -496,7 +498,7 @@ def test_device_code_of_several_files_is_linked() -> None:
     [("-DNO_VARIABLE", "no file defines the variable factor", 0), ("-DNO_FUNCTION", "no file defines scaled", 1)],
 )
 def test_device_code_that_no_file_defines_is_named(flag: str, reason: str, kernels: int) -> None:
-    result = linked(flag)
+    result = check_two_files(flag)
     assert result.refusals
     assert all(reason in text for _, text in result.refusals)
     assert (result.code, result.ending, len(result.kernels)) == (2 - kernels, "ended with exit code 1", kernels)
@@ -513,7 +515,7 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exit_runs_the_programs_handlers_and_no_others() -> None:
     """A handler of the checking process, such as Ray's, might wait for a thread that does not exist after a fork."""
-    source = build.stored(
+    source = build.stable_file(
         "#include <cstdio>\n#include <cstdlib>\n#include <iostream>\n"
         'struct Static { ~Static() { std::cout << "static\\n"; printf("the end"); } } object;\n'
         "int main(int count, char **) {\n  std::ios::sync_with_stdio(false);\n"
@@ -537,10 +539,10 @@ def test_exit_runs_the_programs_handlers_and_no_others() -> None:
 
 @pytest.mark.slow
 def test_kernels_in_a_cpp_file_compile_as_cuda() -> None:
-    source = build.stored(EMPTY, "x.cpp")
+    source = build.stable_file(EMPTY, "x.cpp")
     with pytest.raises(Failure, match='--nvcc-args "-x cu"'):
         compilation.library([source], [], "sm_80", toolchain.discover())
-    result = run(compilation.library([source], ["-x", "cu"], "sm_80", toolchain.discover()))
+    result = check_program(compilation.library([source], ["-x", "cu"], "sm_80", toolchain.discover()))
     assert (result.code, [kernel.launches for kernel in result.kernels.values()]) == (0, [1])
 
 

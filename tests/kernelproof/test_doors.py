@@ -31,7 +31,7 @@ DOORS = [
 ]  # fmt: skip
 
 
-def injected(metacharacter: str, file: Path) -> list[str]:
+def injection_texts(metacharacter: str, file: Path) -> list[str]:
     """Texts that create a file if a shell interprets them, with this character before or around the command."""
     touch = f"touch {file}"
     ends = {"$(": ")", "`": "`", "(": ")", "{": "; }", "'": ";'", '"': ';"'}
@@ -49,7 +49,7 @@ def test_no_metacharacter_of_an_argument_reaches_nvccs_shell(metacharacter: str,
     source, planted = tmp_path / "x.cpp", tmp_path / "planted"
     source.write_text("int x;\n")
     for door in DOORS:
-        for text in injected(metacharacter, planted):
+        for text in injection_texts(metacharacter, planted):
             words = [word.replace("{}", text) for word in door.split(" ")]
             try:
                 command = toolchain.nvcc_command(toolchain.discover().nvcc, ["-E", *words], [source], tmp_path / "out")
@@ -109,7 +109,7 @@ def test_a_request_with_words_for_a_shell_is_refused(words: str) -> None:
         request.options()
 
 
-def run(argument: str = "5", **settings: object) -> Result:
+def launch_nothing(argument: str = "5", **settings: object) -> Result:
     """A launch of a kernel that does nothing."""
     path = compilation.text_file(KERNEL, ".ptx")
     spec = plan.LaunchSpec("k", (1,), (1,), arguments=(plan.argument(argument, {}),))
@@ -117,7 +117,7 @@ def run(argument: str = "5", **settings: object) -> Result:
 
 
 def test_a_launch_that_ends_is_clean() -> None:
-    result = run("out:f32[0]")
+    result = launch_nothing("out:f32[0]")
     assert (result.code, [kernel.launches for kernel in result.kernels.values()]) == (0, [1])
 
 
@@ -126,7 +126,7 @@ def test_a_launch_that_ends_is_clean() -> None:
     ["out:f32[100000000000]", "in:f64[100000000000]", "out:u8[99999999999999999999]", "in:f32[9999999999]=iota"],
 )
 def test_a_buffer_beyond_memory_is_not_checked(buffer: str) -> None:
-    result = run(buffer)
+    result = launch_nothing(buffer)
     assert (result.code, result.kernels) == (NOT_CHECKED, {})
     assert result.document()["outcome"] == "not checked"
     assert result.document()["not_checked"]
@@ -135,10 +135,10 @@ def test_a_buffer_beyond_memory_is_not_checked(buffer: str) -> None:
 def _raise(error: BaseException) -> Callable[..., None]:
     """A function that raises an error whatever its arguments are."""
 
-    def raising(*_: object) -> None:
+    def raise_os_error(*_: object) -> None:
         raise error
 
-    return raising
+    return raise_os_error
 
 
 def _end(call: Callable[[], object]) -> Callable[..., None]:
@@ -162,14 +162,14 @@ def test_a_process_that_ends_without_an_answer_is_not_checked(
     end: Callable[..., None], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, place, end)
-    result = run()
+    result = launch_nothing()
     assert (result.code, result.kernels) == (NOT_CHECKED, {})
     assert result.document()["not_checked"]
 
 
 def test_a_process_that_ends_within_a_launch_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.Repetitions, "observed", _end(lambda: os._exit(0)))
-    result = run()
+    result = launch_nothing()
     assert (result.code, list(result.refusals)) == (
         NOT_CHECKED, [("k", "the process of the check ended with exit code 0 within a launch of k")],
     )  # fmt: skip

@@ -44,13 +44,13 @@ def library() -> Path:
     return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
 
 
-def run(library: Path, case: str) -> Result:
+def check_case(library: Path, case: str) -> Result:
     """The result of checking one case of the program."""
     program = plan.CheckPlan("sm_80", library, main=("orders", case), quiet=True)
     return supervision.run(program, "orders.cu", 120, 4)
 
 
-def marked(mark: str, case: str) -> set[int]:
+def marked_lines(mark: str, case: str) -> set[int]:
     """The lines (from 1) whose comments have this mark and this case, such as "here" and the case's name."""
     words = re.compile(rf"\b{mark} {re.escape(case)}(?:;|$)")
     return {i for i, line in enumerate(LINES, 1) if words.search(line.partition("//")[2])}
@@ -70,14 +70,14 @@ def test_there_are_enough_cases_of_each_kind() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_a_planted_defect_is_found_once_and_at_its_lines(library: Path, case: str) -> None:
-    result = run(library, case)
+    result = check_case(library, case)
     (finding,) = result.findings.values()
     assert finding.kind == RULES.get(case, "host-race")
     assert (result.code, result.refusals) == (1, {})
     assert finding.access.site.home is not None
-    assert lines(finding.access) >= marked("here", case)
-    assert lines(finding.other) >= marked("there", case)
-    assert origins(finding) >= {*marked("made", case), *marked("freed", case)}
+    assert lines(finding.access) >= marked_lines("here", case)
+    assert lines(finding.other) >= marked_lines("there", case)
+    assert origins(finding) >= {*marked_lines("made", case), *marked_lines("freed", case)}
 
 
 def origins(finding: Report) -> set[int]:
@@ -88,7 +88,7 @@ def origins(finding: Report) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_programs_have_no_findings(library: Path, case: str) -> None:
-    result = run(library, case)
+    result = check_case(library, case)
     assert (dict(result.findings), result.ending, result.refusals, result.unsupported) == ({}, "", {}, [])
     assert (result.code, result.program_exit_code) == (0, 0)
 
@@ -98,7 +98,7 @@ def test_right_programs_have_no_findings(library: Path, case: str) -> None:
 @pytest.mark.parametrize("rule", sorted(WITH_PROGRAMS))
 def test_the_programs_of_a_rules_page_are_as_it_says(rule: str) -> None:
     wrong, *right = examples(rule)
-    result = checked(wrong.code)
+    result = check_text(wrong.code)
     (finding,) = result.findings.values()
     assert (finding.kind, finding.severity) == (rule, RULE_TEXTS[rule].severity)
     for side, mark in ((finding.access, "here"), (finding.other, "there")):
@@ -106,17 +106,17 @@ def test_the_programs_of_a_rules_page_are_as_it_says(rule: str) -> None:
         assert wrong.marked(mark) == ([home.line] if home is not None else [])
     assert right
     for program in right:
-        assert checked(program.code).code == 0
+        assert check_text(program.code).code == 0
 
 
-def checked(code: str) -> Result:
+def check_text(code: str) -> Result:
     """The check of a program's text."""
-    library = compilation.library([build.stored(code)], [], "sm_80", toolchain.discover())
+    library = compilation.library([build.stable_file(code)], [], "sm_80", toolchain.discover())
     return supervision.run(plan.CheckPlan("sm_80", library, main=("program",), quiet=True), "program.cu", 120, 4)
 
 
 def test_what_host_code_learns_from_a_running_kernel_is_not_checked(library: Path) -> None:
-    result = run(library, "poll")
+    result = check_case(library, "poll")
     ((kernel, reason),) = result.refusals
     assert (result.code, result.program_exit_code, dict(result.findings)) == (2, 0, {})
     assert "produce" in kernel
@@ -124,25 +124,25 @@ def test_what_host_code_learns_from_a_running_kernel_is_not_checked(library: Pat
 
 
 def test_what_is_never_freed_is_noted(library: Path) -> None:
-    result = run(library, "leak")
+    result = check_case(library, "leak")
     (note,) = result.notes
-    (line,) = marked("made", "leak")
+    (line,) = marked_lines("made", "leak")
     assert note.endswith(f"the first is p (100 bytes, allocated at orders.cu:{line})")
     assert (result.code, dict(result.findings)) == (0, {})
 
 
 def test_a_finding_names_the_variable_and_the_byte(library: Path) -> None:
-    (finding,) = run(library, "device write").findings.values()
+    (finding,) = check_case(library, "device write").findings.values()
     assert finding.place is not None
     assert (finding.place.buffer, finding.place.offset) == ("d", 3996)
 
 
 def test_a_launch_is_the_line_that_launches_and_not_the_kernels(library: Path) -> None:
-    (finding,) = run(library, "managed variable").findings.values()
+    (finding,) = check_case(library, "managed variable").findings.values()
     assert finding.other is not None
     home = finding.other.site.home
     assert home is not None
-    assert {home.line} == marked("there", "managed variable")
+    assert {home.line} == marked_lines("there", "managed variable")
 
 
 @pytest.mark.parametrize(

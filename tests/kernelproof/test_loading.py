@@ -17,8 +17,8 @@ SOURCE = 'extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n'
 
 
 def test_a_kernel_is_the_same_in_all_forms(tmp_path: Path) -> None:
-    (tmp_path / "a.ptx").write_text(build.compiled_text(SOURCE, "sm_80"))
-    for path in (build.stored(SOURCE), tmp_path / "a.ptx", build.cubin(SOURCE)):
+    (tmp_path / "a.ptx").write_text(build.ptx_of_text(SOURCE, "sm_80"))
+    for path in (build.stable_file(SOURCE), tmp_path / "a.ptx", build.compile_cubin(SOURCE)):
         memory = emulator.Memory()
         x = memory.upload(np.arange(32, dtype=np.float32), "inout")
         result = kernelproof.load(path).launch("twice", grid=1, block=32, args=[x], memory=memory)

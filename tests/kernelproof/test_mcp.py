@@ -39,7 +39,7 @@ int main() { return not_declared(); }
 Call = Callable[..., Awaitable[tuple[bool, Any]]]
 
 
-def served(calls: Callable[[Call], Awaitable[None]], root: Path = GUIDE.parent) -> None:
+def run_on_server(calls: Callable[[Call], Awaitable[None]], root: Path = GUIDE.parent) -> None:
     """Run calls on a new server. A call returns whether it failed, and its document or text."""
 
     async def run() -> None:
@@ -90,7 +90,7 @@ def test_the_examples_of_the_guide_answer_what_it_says() -> None:
                 assert f"`st.shared conflicts` are {counters['st.shared conflicts']}:" in GUIDE.read_text()
                 assert (counters["ld.global bytes"], counters["ld.global sectors"]) == (4096, 128)
 
-    served(calls)
+    run_on_server(calls)
 
 
 def test_what_a_client_leaves_out_is_what_a_request_leaves_out() -> None:
@@ -143,7 +143,7 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
         assert failed
         assert "no rule in 'nothing'" in answer
 
-    served(calls, tmp_path)
+    run_on_server(calls, tmp_path)
 
 
 def test_pages_of_a_report() -> None:

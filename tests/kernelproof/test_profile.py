@@ -28,8 +28,7 @@ from kernelproof.sass.decoding import FREE
 from kernelproof.sass.simulation import Issue
 from tests import commands
 from tests.kernelproof import cubin_edits
-from tests.kernelproof.emulator.build import compiled
-from tests.kernelproof.emulator.build import cubin as machine_code
+from tests.kernelproof.emulator.build import compile_cubin, compile_file
 from tests.kernelproof.profiled import HOSTILE, ISSUES, LINES, PROFILE
 
 THREADS, SMEM_BYTES = 128, 4 * (128 + 128) * 32 * 2  # of kernels/multistage.cu: four stages of 128x128x32
@@ -209,57 +208,70 @@ def test_the_window_is_where_the_main_loop_is_steady(
     warps: list[tuple[float, ...]], start: float, end: float, iterations: float
 ) -> None:
     """If warps alternate, the later half of one warp's run and the first half of the next warp's make one tile."""
-    run = sorted(
+    issued = sorted(
         (issue for number, cycles in enumerate(warps) for issue in issues(*cycles, warp=number)),
         key=lambda issue: issue.cycle,
     )
-    window = steady_window(run, (MMA,))
+    window = steady_window(issued, (MMA,))
     assert (window.start, window.end, window.iterations, window.warps) == (start, end, iterations, 2)
-    assert [*window.earlier, *window.issues] == [issue for issue in run if issue.cycle < end]
+    assert [*window.earlier, *window.issues] == [issue for issue in issued if issue.cycle < end]
 
 
 @pytest.fixture(scope="module")
 def cubin() -> Path:
     """Two kernels, whose main loops multiply 128x128x32 by four warps."""
-    return compiled("multistage", ".cubin")
+    return compile_file("multistage", ".cubin")
 
 
 @pytest.fixture(scope="module")
-def alone(cubin: Path) -> profile.Profile:
+def profile_without_source(cubin: Path) -> profile.Profile:
     """The profile of the cubin without its source."""
     return profile.of_cubin(cubin, "a100")
 
 
 @pytest.mark.slow
-def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: profile.Profile) -> None:
+def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, profile_without_source: profile.Profile) -> None:
     """128*128*32 / (4 warps * 16*8*16) = 64 MMAs of each warp, which take an A100's tensor core 8 cycles each."""
-    loop = alone.loop
-    assert (alone.time, alone.occupancy, alone.problem) == (None, None, None)
-    assert (alone.kernel, alone.arch, loop.unit, loop.warps) == ("gemm_f32", "sm_80", "iteration", 1)
+    loop = profile_without_source.loop
+    assert (profile_without_source.time, profile_without_source.occupancy, profile_without_source.problem) == (
+        None,
+        None,
+        None,
+    )
+    assert (profile_without_source.kernel, profile_without_source.arch, loop.unit, loop.warps) == (
+        "gemm_f32",
+        "sm_80",
+        "iteration",
+        1,
+    )
     assert (loop.opcodes["HMMA"], loop.opcodes["LDGSTS"], loop.opcodes["BAR"]) == (64, 8, 1)
     assert loop.tensor_cycles == 512
     assert loop.cycles >= 512
     assert loop.pipes["tensor"] == pytest.approx(512 / loop.cycles)
     assert sum(loop.stalls.values()) == pytest.approx(1)
-    assert loop.live_registers <= alone.registers
-    mmas = [line for line in alone.lines if line.sass.startswith("HMMA")]
+    assert loop.live_registers <= profile_without_source.registers
+    mmas = [line for line in profile_without_source.lines if line.sass.startswith("HMMA")]
     assert all((line.pipe, line.busy) == ("tensor", 8) for line in mmas)
     assert all(line.file and line.file.endswith("multistage.cu") for line in mmas)
     assert profile.of_cubin(cubin, "a100", "f16").kernel == "gemm_f16"
-    assert all(item.gain >= 0.01 for item in alone.advice)
+    assert all(item.gain >= 0.01 for item in profile_without_source.advice)
 
 
 def test_a_file_has_the_profile_of_its_code_or_the_one_that_was_saved(
-    cubin: Path, alone: profile.Profile, tmp_path: Path
+    cubin: Path, profile_without_source: profile.Profile, tmp_path: Path
 ) -> None:
-    assert profile_of_file(cubin, "a100", alone.kernel) == alone
+    assert profile_of_file(cubin, "a100", profile_without_source.kernel) == profile_without_source
     saved = tmp_path / "saved.json"
     saved.write_text(PROFILE.model_dump_json())
     assert profile_of_file(saved, None) == PROFILE
     launch = tmp_path / "launch.json"
     launch.write_text(json.dumps({"ctas": 216, "threads": 128, "smem_bytes": 65536, "iterations": 64}))
     launched = profile_of_file(cubin, "a100", None, launch)
-    assert (alone.time, launched.time is None, launched.kernel) == (None, False, alone.kernel)
+    assert (profile_without_source.time, launched.time is None, launched.kernel) == (
+        None,
+        False,
+        profile_without_source.kernel,
+    )
     with pytest.raises(WrongInput):
         profile_of_file(tmp_path / "missing.cubin", "a100")
 
@@ -273,26 +285,28 @@ def test_a_comparison_says_of_which_problems_it_is(a: str | None, b: str | None)
     assert (PROFILE.kernel, PROFILE.kernel) in cells
 
 
-def test_a_wait_that_is_taken_away_is_a_hazard(cubin: Path, alone: profile.Profile, tmp_path: Path) -> None:
+def test_a_wait_that_is_taken_away_is_a_hazard(
+    cubin: Path, profile_without_source: profile.Profile, tmp_path: Path
+) -> None:
     """The first MMA of the kernel no longer waits for the fragments that ldmatrix loads."""
-    function = next(item for item in sass.disassemble(cubin) if item.name == alone.kernel)
+    function = next(item for item in sass.disassemble(cubin) if item.name == profile_without_source.kernel)
     mma = next(item for item in function.instructions if item.name == "HMMA" and item.control.waits)
-    code = {mma.address: cubin_edits.rescheduled(mma, waits=())}
+    code = {mma.address: cubin_edits.rescheduled_code(mma, waits=())}
     edited = tmp_path / "edited.cubin"
-    edited.write_bytes(cubin_edits.edited(cubin.read_bytes(), function.name, code))
+    edited.write_bytes(cubin_edits.edit_cubin(cubin.read_bytes(), function.name, code))
     found = profile.of_cubin(edited, "a100")
-    assert alone.hazards == ()
+    assert profile_without_source.hazards == ()
     assert {hazard.later for hazard in found.hazards} == {f"{mma.address:04x} {mma.text}"}
     assert all("LDSM" in hazard.earlier for hazard in found.hazards)
     (rows,) = (section.tables[0].rows for section in profile.sections(found) if section.anchor == "hazards")
     assert len(rows) == len(found.hazards)
 
 
-def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Profile) -> None:
-    cycles = sum(end - begin for begin, end in alone.busy["tensor"])
-    assert cycles == pytest.approx(alone.loop.tensor_cycles, abs=8)
-    assert list(alone.busy["tensor"]) == sorted(alone.busy["tensor"])
-    assert {"shared", "global"} <= alone.busy.keys()
+def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(profile_without_source: profile.Profile) -> None:
+    cycles = sum(end - begin for begin, end in profile_without_source.busy["tensor"])
+    assert cycles == pytest.approx(profile_without_source.loop.tensor_cycles, abs=8)
+    assert list(profile_without_source.busy["tensor"]) == sorted(profile_without_source.busy["tensor"])
+    assert {"shared", "global"} <= profile_without_source.busy.keys()
 
 
 # A product that loads its fragments from global memory.
@@ -316,7 +330,7 @@ __global__ void product(const half* a, const half* b, float* d, int k) {
 
 @pytest.mark.slow
 def test_without_shared_memory_loads_from_global_memory_are_advised() -> None:
-    advised = [item.change for item in profile.of_cubin(machine_code(GLOBAL_ONLY), "a100").advice]
+    advised = [item.change for item in profile.of_cubin(compile_cubin(GLOBAL_ONLY), "a100").advice]
     assert (NO_LOADS in advised, NO_COPIES in advised) == (True, False)
 
 
@@ -329,7 +343,7 @@ def test_copies_are_advised_where_a_kernel_copies(cubin: Path, monkeypatch: pyte
 @pytest.mark.slow
 def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
     """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next iteration."""
-    cubin = compiled("tma_gemm", ".cubin", arch="sm_90a")
+    cubin = compile_file("tma_gemm", ".cubin", arch="sm_90a")
     modelled = profile.of_cubin(cubin)
     assert modelled.gpu == "h100", "the first GPU that runs sm_90a"
     busy = sum(end - begin for begin, end in modelled.busy["tensor"])
@@ -338,7 +352,7 @@ def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
 
 
 @pytest.mark.slow
-def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: profile.Profile) -> None:
+def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, profile_without_source: profile.Profile) -> None:
     """An SM holds two CTAs by shared memory, 65 KiB each, and three by registers; seven waves of CTAs on each SM."""
     facts = {"ctas": SMS * 7, "threads": THREADS, "smem_bytes": SMEM_BYTES, "iterations": 100}
     launched = profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts))
@@ -349,7 +363,7 @@ def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: pr
     assert time.tail_share == 0
     assert time.waves == 3.5
     assert time.us == pytest.approx(sum(time.parts.values()))
-    assert time.bounds["tensor cores"] == pytest.approx(7 * 100 * alone.loop.tensor_cycles / MHZ)
+    assert time.bounds["tensor cores"] == pytest.approx(7 * 100 * profile_without_source.loop.tensor_cycles / MHZ)
     assert time.parts["main loop"] == pytest.approx(100 * 7 / room.ctas * launched.loop.cycles / MHZ)
     assert time.floor_us == pytest.approx(1.6 + time.bounds["tensor cores"])
     with pytest.raises(WrongInput, match="shared memory"):
@@ -398,34 +412,38 @@ def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp
     )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ``kernelproof profile`` with these arguments."""
     return commands.run("profile", *arguments, program="kernelproof")
 
 
 @pytest.mark.slow
-def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, cubin: Path, alone: profile.Profile) -> None:
+def test_the_verb_prints_text_json_and_a_page(
+    tmp_path: Path, cubin: Path, profile_without_source: profile.Profile
+) -> None:
     page, saved, launch = tmp_path / "p.html", tmp_path / "p.json", tmp_path / "launch.json"
-    done = run(str(cubin), "--html", str(page))
+    done = run_profile(str(cubin), "--html", str(page))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "<svg" in page.read_text()
-    text = run(str(cubin), "--lines", "3", "--gpu", "a100").stdout
+    text = run_profile(str(cubin), "--lines", "3", "--gpu", "a100").stdout
     assert len(re.findall(r"^[0-9a-f]{4} [@A-Z]", text, re.MULTILINE)) == 3
-    saved.write_text(run(str(cubin), "--json").stdout)
-    assert profile.load(saved) == alone
-    assert run(str(saved), "--lines", "3").stdout == text
+    saved.write_text(run_profile(str(cubin), "--json").stdout)
+    assert profile.load(saved) == profile_without_source
+    assert run_profile(str(saved), "--lines", "3").stdout == text
     launch.write_text(json.dumps({"ctas": 108, "threads": THREADS, "smem_bytes": SMEM_BYTES, "iterations": 9}))
-    launched = run(str(cubin), "--kernel", "f16", "--launch", str(launch), "--json")
+    launched = run_profile(str(cubin), "--kernel", "f16", "--launch", str(launch), "--json")
     content = json.loads(launched.stdout)
     assert (content["kernel"], content["time"]["ctas"]) == ("gemm_f16", 108)
-    compared = run("--compare", str(saved), str(cubin))
+    compared = run_profile("--compare", str(saved), str(cubin))
     assert "1.000" in compared.stdout, compared.stderr
 
 
 @pytest.mark.slow
 def test_a_cuda_source_is_compiled_for_the_gpu_that_is_named() -> None:
     for gpu, sm in (("a100", "sm_80"), ("h200", "sm_90a")):
-        content = json.loads(run("tests/kernelproof/emulator/kernels/multistage.cu", "--gpu", gpu, "--json").stdout)
+        content = json.loads(
+            run_profile("tests/kernelproof/emulator/kernels/multistage.cu", "--gpu", gpu, "--json").stdout
+        )
         assert (content["kernel"][:5], content["arch"]) == ("gemm_", sm)
 
 
@@ -440,7 +458,7 @@ def test_a_cuda_source_is_compiled_for_the_gpu_that_is_named() -> None:
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    refused = run(*arguments)
+    refused = run_profile(*arguments)
     assert refused.returncode == 2
     assert reason in refused.stderr
 

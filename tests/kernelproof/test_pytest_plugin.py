@@ -117,7 +117,7 @@ def session(pytester: pytest.Pytester, head: str, monkeypatch: pytest.MonkeyPatc
     return pytester
 
 
-def run(session: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
+def run_module(session: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
     """Runs pytest on a module with this body."""
     session.makepyfile(test_kernels=f"from head import *\n{body}")
     return session.runpytest_inprocess(*PLUGIN, "--strict-markers", *options)
@@ -138,7 +138,7 @@ def test_importing_it_is_nearly_free() -> None:
 
 @pytest.mark.slow
 def test_a_finding_fails_the_test_with_its_report(session: pytest.Pytester) -> None:
-    result = run(
+    result = run_module(
         session,
         """
 def test_right(cuda_emulator):
@@ -173,7 +173,7 @@ def test_wrong_value(cuda_emulator):
 
 @pytest.mark.slow
 def test_options_of_the_mark(session: pytest.Pytester) -> None:
-    result = run(
+    result = run_module(
         session,
         """
 @pytest.mark.emulated(allow=["shared-race"], counters=True)
@@ -227,7 +227,7 @@ def test_masked(cuda_emulator):
     cuda_emulator.compile("masked.cu").launch("masked", block=64, args=[x, np.empty_like(x)])
     assert [str(item.severity) for item in cuda_emulator.findings] == ["benign"]
 """
-    result = run(session, body, "-W", "error")
+    result = run_module(session, body, "-W", "error")
     result.assert_outcomes(passed=1)
     listed = [
         "*CUDA findings that fail no test*",
@@ -238,7 +238,7 @@ def test_masked(cuda_emulator):
 
 
 def test_the_mark_alone_gives_launchers_a_device(session: pytest.Pytester) -> None:
-    result = run(
+    result = run_module(
         session,
         """
 @pytest.mark.parametrize("excess", [0, 1])
@@ -256,7 +256,7 @@ def test_without(): pass
     )
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["global-out-of-bounds in add at *"])
-    result = run(
+    result = run_module(
         session,
         """
 @pytest.mark.parametrize("excess", [0, 1])
@@ -275,7 +275,7 @@ def test_launcher(excess, cuda_emulator):
 @pytest.mark.slow
 def test_sources_programs_and_arrays(session: pytest.Pytester) -> None:
     session.makefile(".cu", pair="__global__ void pair(const int *x, short *y) { y[threadIdx.x] = x[threadIdx.x]; }")
-    result = run(
+    result = run_module(
         session,
         """
 @pytest.mark.parametrize("case", ["right", "race", "exit code"])
@@ -328,7 +328,7 @@ def test_no_file(cuda_emulator):
 @pytest.mark.torch
 def test_tensors_are_arguments(session: pytest.Pytester) -> None:
     pytest.importorskip("torch")
-    result = run(
+    result = run_module(
         session,
         """
 import torch

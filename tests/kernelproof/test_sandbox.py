@@ -73,7 +73,7 @@ class Trap:
         (self.folder / "secret").write_text(SECRET)
         self.datagrams.bind(("127.0.0.1", self.port))
         self.file.bind(str(self.folder / "s"))
-        self.name.bind(f"\0{self.hidden}")
+        self.name.bind(f"\0{self.hidden_socket}")
         for end in (self.file, self.name):
             end.listen()
         for end in self.ends:
@@ -85,7 +85,7 @@ class Trap:
         return int(self.stream.getsockname()[1])
 
     @property
-    def hidden(self) -> str:
+    def hidden_socket(self) -> str:
         """The name of the Unix socket without a file."""
         return f"doors-{self.port}"
 
@@ -94,7 +94,7 @@ class Trap:
         """All listening sockets."""
         return self.stream, self.file, self.name, self.datagrams
 
-    def untouched(self) -> None:
+    def check_untouched(self) -> None:
         """Fails if an attack reached a target."""
         assert sorted(path.name for path in self.folder.iterdir()) == ["s", "secret"]
         assert (self.folder / "secret").read_text() == SECRET
@@ -130,7 +130,8 @@ pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=f"no namespaces: {OBSTACL
 def definitions(trap: Trap) -> str:
     """The macros that tell a program where the trap is."""
     texts = {
-        "OUTSIDE": str(trap.folder), "SECRET": SECRET, "SOCKET": str(trap.folder / "s"), "SOCKET_NAME": trap.hidden,
+        "OUTSIDE": str(trap.folder), "SECRET": SECRET, "SOCKET": str(trap.folder / "s"),
+        "SOCKET_NAME": trap.hidden_socket,
         "PARENT": str(os.getpid()), "PACKAGE": str(places.PACKAGE), "PREFIX": sys.prefix,
         "CACHE": str(places.user_cache()),
     }  # fmt: skip
@@ -139,7 +140,7 @@ def definitions(trap: Trap) -> str:
     return "\n".join([*lines, f"#define PORT {trap.port}", f"#define NAMES {names}", ""])
 
 
-def graded(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 2.0) -> Verdict:
+def grade_attack(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 2.0) -> Verdict:
     """The verdict on a program that makes one of ``NAMES``, and then doubles x. ``seconds``, ``gib``: its limits of
     time and of memory."""
     call = {"function": "run", "args": ["x", NAMES.index(attack)]}
@@ -161,30 +162,30 @@ def program(trap: Trap) -> str:
 def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap) -> None:
     with (trap.folder / "secret").open() as file:
         os.set_inheritable(file.fileno(), True)
-        verdict = graded(program, attack)
+        verdict = grade_attack(program, attack)
     if attack == "leave a daemon":
         time.sleep(1)
     # The sandbox has its own /tmp, so an attack changes a cache there only for itself.
     if attack != "change the cache" or not places.user_cache().is_relative_to("/tmp"):
         assert (verdict.outcome, verdict.findings) == ("right", [])
-    trap.untouched()
+    trap.check_untouched()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ENDS)
 def test_host_code_that_ends_its_process_is_wrong(attack: str, program: str, trap: Trap) -> None:
-    verdict = graded(program, attack)
+    verdict = grade_attack(program, attack)
     assert (verdict.outcome, verdict.rules) == ("wrong", {"host-failure"})
-    trap.untouched()
+    trap.check_untouched()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", EXCESSES)
 def test_host_code_beyond_its_limits_is_ended_with_all_that_it_started(attack: str, program: str, trap: Trap) -> None:
-    verdict = graded(program, attack, seconds=2.0, gib=0.5)
+    verdict = grade_attack(program, attack, seconds=2.0, gib=0.5)
     assert verdict.outcome == "wrong"
     assert verdict.rules <= {"time-limit", "host-failure"}
-    trap.untouched()
+    trap.check_untouched()
     assert not [pid for pid in process_tree.session(os.getpid()) if pid != os.getpid() and runs_attacks(pid)]
 
 
@@ -199,14 +200,14 @@ def runs_attacks(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", LARGE)
 def test_host_code_fills_its_own_disk_only(attack: str, program: str, trap: Trap) -> None:
-    assert graded(program, attack).outcome == "right"
-    trap.untouched()
+    assert grade_attack(program, attack).outcome == "right"
+    trap.check_untouched()
 
 
 @pytest.mark.slow
 def test_constructors_of_a_library_run_within_the_walls(program: str, trap: Trap) -> None:
-    assert graded("#define CONSTRUCTED\n" + program).outcome == "right"
-    trap.untouched()
+    assert grade_attack("#define CONSTRUCTED\n" + program).outcome == "right"
+    trap.check_untouched()
 
 
 # Texts that read files while they are compiled. {} is a file in another folder.
@@ -285,7 +286,7 @@ def test_a_compiler_sees_and_tells_nothing_of_other_files(
     with pytest.raises(Failure) as failure:
         compilation.ptx(source, [], "sm_80", toolchain.discover(), 60, foreign=())
     assert SECRET not in str(failure.value)
-    trap.untouched()
+    trap.check_untouched()
 
 
 @pytest.mark.parametrize("text", ASSEMBLED)
@@ -438,7 +439,7 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
         process.stdout.readline()
         members = process_tree.session(process.pid)
         assert len(members) == 3
-    assert not any(processes.alive(pid) for pid in members)
+    assert not any(processes.living_processes(pid) for pid in members)
 
 
 def test_variables_of_the_start_are_erased_from_memory() -> None:

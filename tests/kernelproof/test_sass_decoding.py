@@ -31,7 +31,9 @@ def test_a_control_word_has_stall_yield_barriers_waits_and_reuse() -> None:
 
 @pytest.mark.slow
 def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
-    cubin = build.cubin("__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n")
+    cubin = build.compile_cubin(
+        "__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n"
+    )
     functions = sass.disassemble(cubin)
     assert {function.name for function in functions} == {"_Z5firstPi", "_Z6secondPi"}
     assert all(any(code.name == "STG" for code in function.instructions) for function in functions)
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(96) kernel(float* p) {
 @pytest.mark.slow
 def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window() -> None:
     """The load reads the pair of uniform registers of its memory window, which nvdisasm does not print for sm_80."""
-    analysis = sass.analyse(build.cubin(INLINED, "-lineinfo", "-fmad=false"), "kernel")
+    analysis = sass.analyse(build.compile_cubin(INLINED, "-lineinfo", "-fmad=false"), "kernel")
     codes = {item.name: item for item in analysis.function.instructions}
     assert [line for _, line in codes["FMUL"].source] == [1, 2, 5]
     assert [line for _, line in codes["FADD"].source] == [2, 5]
@@ -89,7 +91,7 @@ def test_sections_that_are_the_same_bytes_stay_so() -> None:
     """A cubin of sm_120 has the address of a variable in two sections: that of its code and that of the code's second
     form."""
     text = "__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n"
-    whole = build.cubin(text, "-lineinfo", arch="sm_120a").read_bytes()
+    whole = build.compile_cubin(text, "-lineinfo", arch="sm_120a").read_bytes()
     stripped = without_lines(whole)
     assert len(stripped) < len(whole)
     assert segments(stripped) == segments(whole)
@@ -105,17 +107,17 @@ def code(
     return Instruction(0, guard, opcode, operands, replace(FREE, **control), target)
 
 
-def placed(*instructions: Instruction) -> Function:
+def placed_function(*instructions: Instruction) -> Function:
     """A function of these instructions, at their addresses."""
     return Function("f", 0, tuple(replace(item, address=16 * at) for at, item in enumerate(instructions)))
 
 
 def test_loops_are_natural_loops() -> None:
     jump = code("BRA", guard="P0", target=16)
-    graph = Graph(placed(code("MOV"), code("IADD3"), jump, code("EXIT")))
+    graph = Graph(placed_function(code("MOV"), code("IADD3"), jump, code("EXIT")))
     assert [(loop.header, loop.blocks) for loop in graph.loops] == [(1, {1})]
     assert graph.blocks[1].successors == (2, 1)
-    nested = placed(
+    nested = placed_function(
         code("MOV"),
         code("MOV"),
         code("IADD3"),
@@ -125,8 +127,10 @@ def test_loops_are_natural_loops() -> None:
     )
     assert [len(loop.blocks) for loop in Graph(nested).loops] == [3, 1]
     # ptxas also jumps by CALL; it is a call only if the function has a RET.
-    assert len(Graph(placed(code("MOV"), code("CALL.REL.NOINC", guard="P0", target=0), code("EXIT"))).loops) == 1
-    called = placed(code("MOV"), code("CALL.REL.NOINC", target=48), code("EXIT"), code("RET.REL.NODEC"))
+    assert (
+        len(Graph(placed_function(code("MOV"), code("CALL.REL.NOINC", guard="P0", target=0), code("EXIT"))).loops) == 1
+    )
+    called = placed_function(code("MOV"), code("CALL.REL.NOINC", target=48), code("EXIT"), code("RET.REL.NODEC"))
     assert Graph(called).loops == []
 
 
@@ -151,10 +155,10 @@ COUNTERS = [
 def test_a_loop_with_constant_bounds_has_its_number_of_iterations(
     before: list[str], body: list[str], guard: str, count: int | None
 ) -> None:
-    def parsed(text: str) -> Instruction:
+    def parse_alone(text: str) -> Instruction:
         opcode, operands = text.split(" ", 1)
         return code(opcode, *operands.split(", "))
 
-    start = [parsed(text) for text in before]
+    start = [parse_alone(text) for text in before]
     for jump in (code("BRA", guard=guard, target=0), code("BRA.U", guard, target=0)):
-        assert trips(start, [*map(parsed, body), jump]) == count
+        assert trips(start, [*map(parse_alone, body), jump]) == count

@@ -15,7 +15,7 @@ from kernelproof.sass import Function, Instruction, RegisterHazard, disassemble,
 from kernelproof.sass.decoding import FREE
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
-from tests.kernelproof.emulator.build import assembled
+from tests.kernelproof.emulator.build import assemble
 
 LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")  # of an instruction: guard, opcode, operands
 # A register as an operand.
@@ -233,7 +233,7 @@ def test_the_operand_cache_does_not_see_writes(listing: str, stale: bool) -> Non
     assert len(hazards(function(listing))) == stale
 
 
-def coded(listing: str, *codes: int) -> Function:
+def function_of(listing: str, *codes: int) -> Function:
     """The function of a listing, with the 128 bits of its instructions without their control words."""
     made = function(listing)
     pairs = zip(made.instructions, codes, strict=True)
@@ -258,7 +258,7 @@ def test_a_literal_moves_the_register_before_it_to_another_field(read: int) -> N
         SHF.L.U64.HI R9, RZ, R{read}, 0x10000 ; stall=5
         ISETP.NE.AND P0, PT, R12, R9, PT"""
     codes = bits(SHIFT, 255, 9, 10), bits(SHIFT_BY_LITERAL, 255, 0, read), bits(COMPARE, 12, 9)
-    assert hazards(coded(listing, *codes)) == []
+    assert hazards(function_of(listing, *codes)) == []
 
 
 @pytest.mark.parametrize(("kept", "stale"), [(4, True), (2, False)])
@@ -268,7 +268,7 @@ def test_the_second_register_of_an_addition_is_in_the_third_slot(kept: int, stal
         MOV R5, 0x7 ; stall=5
         FADD R6, R4, R5"""
     codes = bits(ADD, 4, 5), bits(MOVE_LITERAL, 255, 7), bits(ADD, 4, 5)
-    assert len(hazards(coded(listing, *codes))) == stale
+    assert len(hazards(function_of(listing, *codes))) == stale
 
 
 @pytest.mark.one_in(2)
@@ -278,5 +278,5 @@ def test_what_ptxas_writes_has_no_hazard(target: str) -> None:
     for seed in SEEDS:
         text = drawn_programs.text(seed, target).replace(".version 8.0", f".version {TARGETS[target]}")
         for level in (0, 1, 3):
-            (kernel,) = disassemble(assembled(text, level, target))
+            (kernel,) = disassemble(assemble(text, level, target))
             assert hazards(kernel) == [], (seed, level)

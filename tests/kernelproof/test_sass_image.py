@@ -28,7 +28,7 @@ class Relocation(NamedTuple):
     addend: int | None
 
 
-def written(contents: dict[str, bytes], symbols: list[Symbol], relocations: list[Relocation], kind: int) -> bytes:
+def elf_bytes(contents: dict[str, bytes], symbols: list[Symbol], relocations: list[Relocation], kind: int) -> bytes:
     """A 64-bit ELF file of a kind (1: relocatable, 2: linked). Each table of relocations has one section."""
     names = ["", *contents, ZEROED, ".symtab", ".strtab", ".shstrtab"]
     strings, places = b"\0", {"": 0}
@@ -100,7 +100,7 @@ def test_data_is_read_as_it_was_written(
     relocations = [
         Relocation(name, 8 * at, type_, number % len(symbols), addend) for name, at, type_, number, addend in drawn
     ]
-    found = _image(written(contents, symbols, relocations, kind))
+    found = _image(elf_bytes(contents, symbols, relocations, kind))
     assert found.relocatable == (kind == 1)
     assert list(found.symbols) == [symbol for symbol in symbols if symbol.kind in (OBJECT, FUNCTION)]
     assert found.kernels() == [symbol.name for symbol in found.symbols if symbol.is_kernel]
@@ -127,5 +127,5 @@ def test_a_file_on_disk_is_read(tmp_path: Path) -> None:
     contents = dict.fromkeys(LOADED, b"x")
     symbol = Symbol("first", ".text.first", 0, 16, FUNCTION, is_kernel=True)
     path = tmp_path / "a.cubin"
-    path.write_bytes(written(contents, [symbol], [], 2))
+    path.write_bytes(elf_bytes(contents, [symbol], [], 2))
     assert image(path).kernels() == ["first"]

@@ -28,7 +28,7 @@ MMA = code("HMMA.16816.F16")
 LDSM = code("LDSM.16.M88.4", write_barrier=0)
 
 
-def run(
+def simulate_warps(
     *warps: Sequence[Instruction], machine: Machine = SM80, iterations: int = 1, ctas: Sequence[int] = ()
 ) -> Timeline:
     """The timeline of warps that each execute a list of instructions. ``ctas``: the CTA of each warp; all are in CTA 0
@@ -52,7 +52,7 @@ def test_one_warp_alone() -> None:
 
 
 def test_two_warps_share_a_tensor_core_and_the_one_that_issued_last_goes_on() -> None:
-    timeline = run([MMA] * 3, [MMA] * 3)
+    timeline = simulate_warps([MMA] * 3, [MMA] * 3)
     # The youngest warp starts and continues (greedy, then youngest).
     assert cycles(timeline, 1) == [0, 8, 16]
     assert cycles(timeline, 0) == [24, 32, 40]
@@ -63,27 +63,27 @@ def test_two_warps_share_a_tensor_core_and_the_one_that_issued_last_goes_on() ->
 
 def test_a_yielding_warp_lets_another_issue() -> None:
     nop = code("NOP", yields=True)
-    assert cycles(run([nop] * 2, [nop] * 2), 1) == [0, 2]
-    assert cycles(run([code("NOP")] * 2, [code("NOP")] * 2), 1) == [0, 1]
+    assert cycles(simulate_warps([nop] * 2, [nop] * 2), 1) == [0, 2]
+    assert cycles(simulate_warps([code("NOP")] * 2, [code("NOP")] * 2), 1) == [0, 1]
 
 
 def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
-    timeline = run([LDSM, code("MOV", waits=(0,))])
+    timeline = simulate_warps([LDSM, code("MOV", waits=(0,))])
     assert cycles(timeline) == [0, LDSM_CYCLES]
     assert timeline.issues[1].stalls[Stall.SHORT_SCOREBOARD] == LDSM_CYCLES - 1
     # Two loads share one scoreboard. The younger one is done 4 cycles of shared memory after the older one.
     pair = [LDSM, LDSM]
-    assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x1")]))[-1] == LDSM_CYCLES
-    assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x0")]))[-1] == LDSM_CYCLES + 4
+    assert cycles(simulate_warps([*pair, code("DEPBAR.LE", "SB0", "0x1")]))[-1] == LDSM_CYCLES
+    assert cycles(simulate_warps([*pair, code("DEPBAR.LE", "SB0", "0x0")]))[-1] == LDSM_CYCLES + 4
 
 
 def test_a_full_memory_queue_holds_a_warp_back() -> None:
     many = 24
-    at = cycles(run([LDSM] * many))
+    at = cycles(simulate_warps([LDSM] * many))
     # One load of 512 bytes is served in 4 cycles, at 128 bytes a cycle, so load i leaves the queue in cycle 4 i (i from
     # 0). A load issues once at most five earlier ones are in the queue: load 9 waits until load 3 leaves in cycle 12.
     assert at == [*range(9), *range(12, 12 + 4 * (many - 9), 4)]
-    shared = run([LDSM] * many, machine=replace(SM80, sub_cores=4))
+    shared = simulate_warps([LDSM] * many, machine=replace(SM80, sub_cores=4))
     assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # each sub-core has a quarter of shared memory's bandwidth
     assert shared.issues[-1].stalls[Stall.MIO_THROTTLE] == 15
 
@@ -91,19 +91,21 @@ def test_a_full_memory_queue_holds_a_warp_back() -> None:
 def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
     barrier, late = code("BAR.SYNC.DEFER_BLOCKING", "0x0"), code("MOV", stall=15)
     after = code("MOV")
-    together = run([barrier, after], [late] * 4 + [barrier, after])
+    together = simulate_warps([barrier, after], [late] * 4 + [barrier, after])
     assert cycles(together, 0)[-1] >= 60 + BARRIER_CYCLES
     assert together.issues[-1].stalls.keys() >= {Stall.BARRIER}
-    apart = run([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
+    apart = simulate_warps([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
     assert cycles(apart, 0)[-1] <= 2 + BARRIER_CYCLES
     # A barrier does not wait for warps that have ended.
-    assert cycles(run([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
+    assert (
+        cycles(simulate_warps([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
+    )
     # A barrier for 128 threads has four warps, one per sub-core, so neither warp here waits for the other.
     named = code("BAR.SYNC.DEFER_BLOCKING", "0x1", "0x80")
-    assert cycles(run([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
+    assert cycles(simulate_warps([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
 
 
-def ring(stages: int, latency: float) -> float:
+def ring_cycles(stages: int, latency: float) -> float:
     """Cycles per iteration of a ring by cp.async with all stages but one in flight; its MMAs take 80 cycles."""
     copy = [code("LDGSTS.E.BYPASS.LTC128B.128"), code("LDGDEPBAR", write_barrier=0)]
     iteration = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
@@ -112,11 +114,11 @@ def ring(stages: int, latency: float) -> float:
 
 
 def test_a_ring_that_is_too_shallow_waits_for_its_copies() -> None:
-    assert ring(8, 300) == 80  # MMAs alone
+    assert ring_cycles(8, 300) == 80  # MMAs alone
     # With one stage in flight, a copy is issued 4 cycles after the wait for the previous one, and takes 300.
-    assert ring(2, 300) == pytest.approx(300 + 4, abs=6)
-    assert ring(3, 300) == pytest.approx(ring(2, 300) / 2, abs=3)
-    assert ring(4, 300) == pytest.approx(ring(2, 300) / 3, abs=3)
+    assert ring_cycles(2, 300) == pytest.approx(300 + 4, abs=6)
+    assert ring_cycles(3, 300) == pytest.approx(ring_cycles(2, 300) / 2, abs=3)
+    assert ring_cycles(4, 300) == pytest.approx(ring_cycles(2, 300) / 3, abs=3)
 
 
 def test_a_loaded_path_to_the_l2_bounds_copies() -> None:
@@ -131,7 +133,7 @@ def test_warpgroups_multiply_asynchronously_until_they_are_waited_for() -> None:
     mma = code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24")
     last = code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24", "gsb0")
     wait = code("WARPGROUP.DEPBAR.LE", "gsb0", "0x0")
-    timeline = run([mma, last, wait], machine=SM90)
+    timeline = simulate_warps([mma, last, wait], machine=SM90)
     assert cycles(timeline) == [0, 1, 256]  # each takes 128 cycles, but does not delay the warp's next instruction
     assert timeline.issues[-1].stalls[Stall.GMMA] == 254
 

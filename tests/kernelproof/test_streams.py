@@ -19,7 +19,7 @@ def library() -> Path:
     return compilation.library([SOURCE], ["--default-stream", "per-thread"], "sm_80", toolchain.discover())
 
 
-def run(library: Path, case: str) -> Result:
+def check_case(library: Path, case: str) -> Result:
     """The result of checking one case of the program."""
     return supervision.run(plan.CheckPlan("sm_80", library, main=("threads", case), quiet=True), "threads.cu", 120, 4)
 
@@ -35,13 +35,13 @@ def run(library: Path, case: str) -> Result:
     ],
 )
 def test_default_streams_of_threads(library: Path, case: str, kinds: set[str]) -> None:
-    result = run(library, case)
+    result = check_case(library, case)
     assert {finding.kind for finding in result.findings.values()} == kinds
     assert (result.code, result.refusals) == (1 if kinds else 0, {})
 
 
 def test_a_kernel_that_waits_for_another_stream_is_not_checked(library: Path) -> None:
-    result = run(library, "waits")
+    result = check_case(library, "waits")
     ((kernel, _),) = result.refusals
     assert "waits" in kernel
     assert (result.code, dict(result.findings)) == (2, {})
@@ -49,7 +49,7 @@ def test_a_kernel_that_waits_for_another_stream_is_not_checked(library: Path) ->
 
 @pytest.mark.slow
 def test_the_note_names_the_missing_co_residency(library: Path) -> None:
-    result = run(library, "gathers")
+    result = check_case(library, "gathers")
     ((kernel, _),) = result.refusals
     assert "gather" in kernel
     assert (result.code, dict(result.findings)) == (2, {})

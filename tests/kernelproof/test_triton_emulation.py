@@ -40,7 +40,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def near(actual: Any, expected: Any, relative: float) -> bool:
+def is_near(actual: Any, expected: Any, relative: float) -> bool:
     """Whether two tensors agree, relative to the largest element."""
     return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
 
@@ -105,7 +105,7 @@ def test_softmax(kind: Any) -> None:
         session.mark_input(x)
         session.mark_output(y)
         triton_kernels.softmax[(8,)](x, y, 20, 300, x.stride(0), y.stride(0), BLOCK=512)
-    assert near(y, torch.softmax(x.float(), 1), RELATIVE[kind])
+    assert is_near(y, torch.softmax(x.float(), 1), RELATIVE[kind])
 
 
 @pytest.mark.slow
@@ -128,10 +128,10 @@ def test_layer_norm_forward_and_backward_with_locks(kind: Any) -> None:
     leaves = [tensor.float().requires_grad_() for tensor in (x, weight, bias)]
     expected = torch.nn.functional.layer_norm(leaves[0], (columns,), *leaves[1:])
     expected.backward(dy.float())
-    assert near(y, expected, 2 * RELATIVE[kind])
-    assert near(dx, leaves[0].grad, 2 * RELATIVE[kind])
-    assert near(dweight.sum(0), leaves[1].grad, 2e-6)
-    assert near(dbias.sum(0), leaves[2].grad, 2e-6)
+    assert is_near(y, expected, 2 * RELATIVE[kind])
+    assert is_near(dx, leaves[0].grad, 2 * RELATIVE[kind])
+    assert is_near(dweight.sum(0), leaves[1].grad, 2e-6)
+    assert is_near(dbias.sum(0), leaves[2].grad, 2e-6)
     assert not lock.any()
 
 
@@ -145,7 +145,7 @@ def test_matmul_of_odd_sizes_in_grouped_order(device: str, kind: Any) -> None:
         session.mark_input(a, b)
         session.mark_output(d)
         triton_kernels.matmul[(9,)](a, b, d, m, n, k, k, n, n, BM=64, BN=64, BK=32, GROUP=2)
-    assert near(d, a.float() @ b.float(), RELATIVE[kind] + TF32 * (kind is torch.float32))
+    assert is_near(d, a.float() @ b.float(), RELATIVE[kind] + TF32 * (kind is torch.float32))
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
@@ -156,7 +156,7 @@ def test_persistent_matmul_by_descriptors_made_on_the_device(device: str, kind: 
     with triton_emulation.emulate(device) as session:
         session.mark_output(d)
         triton_kernels.matmul_persistent[(4,)](a, b, d, m, n, k, BM=64, BN=64, BK=32, GROUP=2)
-    assert near(d, a.float() @ b.float(), RELATIVE[kind])
+    assert is_near(d, a.float() @ b.float(), RELATIVE[kind])
     assert ("tensormap.replace" in session.launches[0].ptx) == (device == "sm_90")
 
 
@@ -170,7 +170,7 @@ def test_matmul_by_descriptors_of_the_host(device: str, kind: Any) -> None:
         session.mark_input(a, b)
         session.mark_output(d)
         triton_kernels.matmul_tma[(3, 3)](*maps, k, BM=64, BN=64, BK=32)
-    assert near(d, a.float() @ b.float(), RELATIVE[kind])
+    assert is_near(d, a.float() @ b.float(), RELATIVE[kind])
     assert [report.kind for report in session.compiler_reports] == ["mbarrier"] * (device == "sm_90")
 
 
@@ -184,7 +184,7 @@ def test_attention(device: str, kind: Any) -> None:
         session.mark_output(out)
         triton_kernels.attention[(2, 2)](q, k, v, out, 128, 0.125, HEAD=64, BM=64, BN=32, CAUSAL=True)
     expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
-    assert near(out, expected, 3 * RELATIVE[kind])
+    assert is_near(out, expected, 3 * RELATIVE[kind])
 
 
 def test_a_missing_mask_is_out_of_bounds_at_its_line() -> None:
@@ -271,7 +271,7 @@ def test_a_cluster_of_two_ctas_for_each_program() -> None:
             a, b, d, 128, 128, 64, 64, 128, 128, BM=128, BN=128, BK=32, GROUP=1, num_ctas=2, num_warps=8
         )
     assert session.launches[0].result.grid == (2, 1, 1)
-    assert near(d, a.float() @ b.float(), RELATIVE[torch.float16])
+    assert is_near(d, a.float() @ b.float(), RELATIVE[torch.float16])
 
 
 @pytest.mark.parametrize(("wait", "findings"), [(True, set()), (False, {"grid-dependency"})])

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from kernelproof.triton_emulation import backend  # noqa: E402
 from tests.kernelproof import test_triton_emulation as kernels  # noqa: E402
-from tests.kernelproof.emulator.build import assembled  # noqa: E402
+from tests.kernelproof.emulator.build import assemble  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def from_cubins(monkeypatch: pytest.MonkeyPatch) -> list[emulator.Program]:
     programs: list[emulator.Program] = []
 
     def program(image: bytes) -> emulator.Program:
-        programs.append(emulator.load(assembled(image.decode())))
+        programs.append(emulator.load(assemble(image.decode())))
         return programs[-1]
 
     monkeypatch.setattr(backend, "_program", program)

@@ -90,12 +90,12 @@ else:
 @pytest.mark.parametrize("kind", ["workers", "process tree"])
 def test_descendants_of_a_killed_process_die_at_once(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, kind]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=processes.marked(tmp_path))
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=processes.marked_environment(tmp_path))
     assert parent.stdout is not None
     assert parent.stdout.readline() == "0\n"
-    assert len(processes.alive(tmp_path)) >= 3
+    assert len(processes.living_processes(tmp_path)) >= 3
     parent.kill()
-    processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
+    processes.wait_until(lambda: not processes.living_processes(tmp_path), processes.END_S)
     parent.communicate()
 
 
@@ -111,9 +111,9 @@ def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
 
     def serve(_: object, gib: float) -> None:
         os.setsid()
-        processes.hold(gib)
+        processes.hold_memory(gib)
 
-    with processes.memory(0.5):
+    with processes.use_memory(0.5):
         family = [workers.Worker("fork", serve, gib) for gib in (0.4, 0.1, 0.1)]
         watches = [process_tree.Watch(worker.pid, processes.LIFE_S, 0.2) for worker in family]
         limits = [""] * len(family)
@@ -127,13 +127,13 @@ def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
 
 
 def test_no_limit_of_memory_is_evaded_by_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def guarded(path: str, **options: Any) -> Any:
+    def check_open(path: str, **options: Any) -> Any:
         if path == f"/proc/{worker.pid}/smaps_rollup":
             raise PermissionError
         return open(path, **options)  # noqa: PTH123
 
-    monkeypatch.setattr(process_tree, "open", guarded, raising=False)
-    worker = workers.Worker("fork", lambda _, gib: processes.hold(gib), 0.4)
+    monkeypatch.setattr(process_tree, "open", check_open, raising=False)
+    worker = workers.Worker("fork", lambda _, gib: processes.hold_memory(gib), 0.4)
     watch, limit = process_tree.Watch(worker.pid, processes.LIFE_S, 0.2), ""
     while not limit:
         limit = watch.passed()
@@ -168,10 +168,10 @@ def test_a_program_answers_with_its_exit_code_and_output() -> None:
 
 
 def test_a_time_limit_and_the_end_of_a_block_end_a_program(tmp_path: Path) -> None:
-    begin, environment = time.monotonic(), processes.marked(tmp_path)
+    begin, environment = time.monotonic(), processes.marked_environment(tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):
         process_tree.output(["sh", "-c", "sleep 120; sleep 120"], environment, timeout_s=0.3)
     with process_tree.started(["sh", "-c", "sleep 120 & sleep 120"], environment):
-        processes.until(lambda: len(processes.alive(tmp_path)) >= 4)
-    assert not processes.alive(tmp_path)
+        processes.wait_until(lambda: len(processes.living_processes(tmp_path)) >= 4)
+    assert not processes.living_processes(tmp_path)
     assert time.monotonic() < begin + processes.LIFE_S, "the programs would sleep for longer"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kernelproof.certificates.by_contract import load
 from kernelproof.certificates.contract_file import KernelContract
-from tests.kernelproof.emulator.build import compiled, compiled_text, stored
+from tests.kernelproof.emulator.build import compile_file, ptx_of_text, stable_file
 
 PRODUCT = """
 kernel = "gemm_f16"
@@ -84,14 +84,14 @@ class Subject(NamedTuple):
     @property
     def path(self) -> Path:
         """The file of the contract."""
-        return stored(self.text, "contract.toml")
+        return stable_file(self.text, "contract.toml")
 
     @property
     def contract(self) -> KernelContract:
         """The contract, as read from that file."""
         return load(self.path)
 
-    def changed(self, before: str, after: str) -> Subject:
+    def revise_contract(self, before: str, after: str) -> Subject:
         """The same kernel with another contract: ``after`` stands for every ``before`` in its text."""
         assert before in self.text
         return Subject(self.ptx, self.text.replace(before, after))
@@ -100,11 +100,11 @@ class Subject(NamedTuple):
 @cache
 def product() -> Subject:
     """The subject of the matrix product, as compiled."""
-    return Subject(compiled("multistage", ".ptx").read_text(), PRODUCT)
+    return Subject(compile_file("multistage", ".ptx").read_text(), PRODUCT)
 
 
 @cache
 def row_sum(before: str = "", after: str = "") -> Subject:
     """The subject of the sums of rows. In its CUDA text, ``after`` stands for every ``before``."""
     assert before in ROW_SUM_CODE
-    return Subject(compiled_text(ROW_SUM_CODE.replace(before, after), "sm_80"), ROW_SUM)
+    return Subject(ptx_of_text(ROW_SUM_CODE.replace(before, after), "sm_80"), ROW_SUM)

@@ -15,9 +15,9 @@ from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.words import Undecided
 from kernelproof.cli import app
 from kernelproof.emulator import mutants
-from tests.draws import few_by
+from tests.draws import draw_few_by_key
 from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM_CODE, Subject, product, row_sum
-from tests.kernelproof.emulator.build import compiled_text, stored
+from tests.kernelproof.emulator.build import ptx_of_text, stable_file
 
 # Faults planted in kernels that sum rows: a part of the text, and its replacement.
 FAULTS = {
@@ -39,7 +39,7 @@ REFUTED = (
 )
 
 
-def why(subject: Subject) -> str:
+def reason_of_refusal(subject: Subject) -> str:
     """Why a kernel is not certified; empty if it is."""
     attempt = by_contract.prove(subject.ptx, subject.contract)
     assert attempt.outcome == "certified" or attempt.why
@@ -67,13 +67,13 @@ def test_sums_of_rows_are_certified_and_their_certificate_holds(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_cuda_source_is_compiled_and_certified_and_a_fault_is_shown_at_its_line(tmp_path: Path) -> None:
-    source, certificate = stored(ROW_SUM_CODE, "row_sum.cu"), tmp_path / "c.json"
+    source, certificate = stable_file(ROW_SUM_CODE, "row_sum.cu"), tmp_path / "c.json"
     code, text = command("prove", source, "--contract", row_sum().path, "--json")
     assert (code, json.loads(text)["outcome"]) == (0, "certified")
     certificate.write_text(text)
     assert command("recheck", certificate, source)[0] == 0
     wrong = ROW_SUM_CODE.replace("lane < 8", "lane < 7")
-    code, text = command("prove", stored(wrong, "row_sum.cu"), "--contract", row_sum().path, "--json")
+    code, text = command("prove", stable_file(wrong, "row_sum.cu"), "--contract", row_sum().path, "--json")
     assert (code, json.loads(text)["outcome"]) == (1, "refuted")
     assert re.search(r"row_sum\.cu:\d+ in row_sum", text)
 
@@ -89,8 +89,8 @@ def test_sums_of_rows_with_a_fault_are_refused(fault: str) -> None:
 
 @pytest.mark.slow
 def test_an_overflow_at_large_sizes_is_refused_and_with_a_limit_there_is_none() -> None:
-    assert why(row_sum().changed('limits = ["m * ld <= 2147483647"]\n', ""))
-    assert not why(row_sum().changed("2147483647", "1000000"))
+    assert reason_of_refusal(row_sum().revise_contract('limits = ["m * ld <= 2147483647"]\n', ""))
+    assert not reason_of_refusal(row_sum().revise_contract("2147483647", "1000000"))
 
 
 @pytest.mark.slow
@@ -99,13 +99,17 @@ def test_a_contract_that_promises_less_than_the_kernel_needs_is_refuted(tmp_path
     512 floats nothing is proven (exit code 2)."""
     ptx = tmp_path / "k.ptx"
     ptx.write_text(row_sum().ptx)
-    assert command("prove", ptx, "--contract", row_sum().changed("ld = { multiple = 4 }", "ld = { }").path)[0] == 1
-    assert command("prove", ptx, "--contract", row_sum().changed("multiple = 1024", "multiple = 512").path)[0] == 2
+    assert (
+        command("prove", ptx, "--contract", row_sum().revise_contract("ld = { multiple = 4 }", "ld = { }").path)[0] == 1
+    )
+    assert (
+        command("prove", ptx, "--contract", row_sum().revise_contract("multiple = 1024", "multiple = 512").path)[0] == 2
+    )
 
 
 @pytest.mark.slow
 def test_a_sum_without_its_barrier_is_not_certified() -> None:
-    assert not why(row_sum())
+    assert not reason_of_refusal(row_sum())
     without = row_sum("__syncthreads();", "")
     attempt = by_contract.prove(without.ptx, without.contract)
     assert (attempt.outcome, "shared-race" in attempt.executed) == ("refuted", True)
@@ -154,7 +158,7 @@ def test_a_product_is_certified_and_its_certificate_holds() -> None:
     ],
 )
 def test_a_product_is_not_what_another_contract_says(before: str, after: str) -> None:
-    assert why(product().changed(before, after))
+    assert reason_of_refusal(product().revise_contract(before, after))
 
 
 @pytest.mark.parametrize(("multiple", "advised"), [(1024, []), (512, ["1024"])])
@@ -167,8 +171,8 @@ def test_where_rows_end_amid_a_load_the_multiple_is_advised(
         raise Undecided(Polynomial.of(0))
 
     monkeypatch.setattr(certificate, "prove", undecided)
-    subject = row_sum().changed("multiple = 1024", f"multiple = {multiple}")
-    assert re.findall(r"n a multiple of (\d+)", why(subject)) == advised
+    subject = row_sum().revise_contract("multiple = 1024", f"multiple = {multiple}")
+    assert re.findall(r"n a multiple of (\d+)", reason_of_refusal(subject)) == advised
 
 
 # A product that loads its fragments from global memory, a warp for each tile.
@@ -192,7 +196,7 @@ extern "C" __global__ void gemm_f16(const half* a, const half* b, half* d, int m
 
 @pytest.mark.slow
 def test_a_product_by_wmma_is_not_certified_and_its_first_wmma_is_named() -> None:
-    subject = Subject(compiled_text(WMMA, "sm_80"), PRODUCT)
+    subject = Subject(ptx_of_text(WMMA, "sm_80"), PRODUCT)
     attempt = by_contract.prove(subject.ptx, subject.contract)
     line = 1 + next(i for i, text in enumerate(subject.ptx.splitlines()) if "wmma." in text)
     assert (attempt.outcome == "certified", f"[PTX line {line}: wmma.load." in attempt.why) == (False, True)
@@ -202,8 +206,8 @@ def test_a_product_by_wmma_is_not_certified_and_its_first_wmma_is_named() -> Non
 def test_changed_sums_of_rows_are_refused_or_no_execution_fails() -> None:
     """Changes are of barriers, predicates, accesses, shuffles and sums, a few of each kind."""
     subject = row_sum()
-    few = few_by(lambda mutant: mutant.kind, list(mutants(subject.ptx, arithmetic=True)), 3)
-    certified = [mutant for mutant in few if not why(Subject(mutant.text, subject.text))]
+    few = draw_few_by_key(lambda mutant: mutant.kind, list(mutants(subject.ptx, arithmetic=True)), 3)
+    certified = [mutant for mutant in few if not reason_of_refusal(Subject(mutant.text, subject.text))]
     assert len(certified) < len(few) / 3, "most changes are faults"
     unproven = NotCertified("executed all the same")
     assert [each.name for each in certified if confirm(subject.contract, each.text, unproven).fault] == []

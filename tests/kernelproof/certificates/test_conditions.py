@@ -41,7 +41,7 @@ def facts(low: int = 0, high: int = MOST) -> OpenFacts:
     return OpenFacts.of(Facts({("x",): (low, high)}))
 
 
-def word(known: OpenFacts) -> Word:
+def word_of_x(known: OpenFacts) -> Word:
     """A 32-bit word with the value of x."""
     return Word(Polynomial.named("x"), 32, known)
 
@@ -93,14 +93,14 @@ def test_one_bound_in_each_lane_is_decided_where_bounds_suffice(lanes: Any, assu
 
 def test_a_choice_by_the_problem_has_no_truth_value() -> None:
     known = facts()
-    choice = chosen(word(known) < np.uint32(3), np.array([True]), np.array([False]), np.where)
+    choice = chosen(word_of_x(known) < np.uint32(3), np.array([True]), np.array([False]), np.where)
     with pytest.raises(NotCertified):
         bool(choice)
 
 
 @given(st.sampled_from(COMPARISONS), st.sampled_from(COMPARISONS), st.integers(0, 3), st.integers(0, 9))
 def test_conditions_are_true_where_numbers_are(first: Any, second: Any, a: int, b: int) -> None:
-    x = word(facts())
+    x = word_of_x(facts())
     for value in range(0, MOST, 3):
         mine, its = first(x, np.uint32(a)), second(x, np.uint32(b))
         assert truth(mine, value) is bool(first(value, a))
@@ -117,12 +117,12 @@ def test_conditions_are_true_where_numbers_are(first: Any, second: Any, a: int, 
 @pytest.mark.parametrize("mask", [1, 3, 7])
 def test_low_bits_are_those_of_numbers(mask: int) -> None:
     for value in range(MOST):
-        assert truth((word(facts()) & np.uint32(mask)) != 0, value) is (value & mask != 0)
+        assert truth((word_of_x(facts()) & np.uint32(mask)) != 0, value) is (value & mask != 0)
 
 
 def test_a_side_knows_its_condition_and_no_other_does() -> None:
     known = facts()
-    x = word(known)
+    x = word_of_x(known)
     test = x >= np.uint32(20)
     with known.side(test):
         assert settled(x > np.uint32(19)).all()
@@ -145,7 +145,7 @@ def test_two_facts_together_bound_a_sum() -> None:
 
 def test_a_chosen_value_is_the_one_of_its_side() -> None:
     known = facts()
-    test = word(known) < np.uint32(5)
+    test = word_of_x(known) < np.uint32(5)
     value = chosen(test, np.array([1]), np.array([0]), np.where)
     assert isinstance(value, Chosen)
     assert (value != 0).key == test.key

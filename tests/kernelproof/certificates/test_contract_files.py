@@ -12,7 +12,7 @@ from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.cli import app
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM, ROW_SUM_CODE, Subject, product, row_sum
-from tests.kernelproof.emulator.build import stored
+from tests.kernelproof.emulator.build import stable_file
 
 # The field that the message names, a part of the contract, and its replacement.
 WRONG = [
@@ -48,7 +48,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("field", "before", "after"), WRONG)
 def test_a_wrong_contract_is_refused_and_the_field_named(field: str, before: str, after: str) -> None:
-    subject = Subject("", PRODUCT).changed(before, after)
+    subject = Subject("", PRODUCT).revise_contract(before, after)
     with pytest.raises(WrongInput, match=r"contract\.toml") as error:
         assert subject.contract is None
     assert field in str(error.value)
@@ -56,7 +56,7 @@ def test_a_wrong_contract_is_refused_and_the_field_named(field: str, before: str
 
 
 def test_a_kernel_with_other_parameters_is_refused() -> None:
-    subject = product().changed('"m", "n", "k"]\n', '"m", "n"]\n')
+    subject = product().revise_contract('"m", "n", "k"]\n', '"m", "n"]\n')
     with pytest.raises(WrongInput, match="parameters"):
         by_contract.prove(subject.ptx, subject.contract)
 
@@ -69,7 +69,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 @pytest.mark.parametrize("name", ["row_sums", "sum", "row_sum "])
 def test_a_kernel_with_another_name_is_wrong_input_and_no_refutation(name: str) -> None:
-    subject = row_sum().changed('kernel = "row_sum"', f'kernel = "{name}"')
+    subject = row_sum().revise_contract('kernel = "row_sum"', f'kernel = "{name}"')
     with pytest.raises(WrongInput, match=r"kernel=.* has row_sum$"):
         by_contract.prove(subject.ptx, subject.contract)
 
@@ -82,13 +82,13 @@ def test_a_target_before_sm_80_is_wrong_input(target: str) -> None:
 
 
 def test_a_file_that_is_neither_ptx_nor_cuda_source_is_wrong_input() -> None:
-    other = stored(ROW_SUM_CODE, "row_sum.txt")
+    other = stable_file(ROW_SUM_CODE, "row_sum.txt")
     code, text = command("prove", other, "--contract", row_sum().path)
     assert (code, "executed" in text) == (2, False)
 
 
 def test_sizes_have_a_first_and_a_last_multiple() -> None:
-    sizes = load(stored(ROW_SUM.replace("1024 }", "1024, least = 2000, most = 5000 }"), "contract.toml")).sizes
+    sizes = load(stable_file(ROW_SUM.replace("1024 }", "1024, least = 2000, most = 5000 }"), "contract.toml")).sizes
     assert (sizes["n"].first, sizes["n"].last) == (2048, 4096)
     assert (sizes["m"].first, sizes["m"].last) == (1, 1000000)
 

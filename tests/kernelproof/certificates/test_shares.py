@@ -19,7 +19,11 @@ THREADS, VECTORS = 256, 6
 
 
 def share(first: bool, warpgroup: int = 0, columns: int = 3, rows: int = 2, together: int = 1) -> Share:
-    """A warpgroup's share of a tile of 4 parts, with no vector stored yet."""
+    """A warpgroup's share of a tile of 4 parts, with no vector stored yet.
+
+    ``first``: whether the thread is the first of its group. A thread has ``rows`` rows of ``columns`` vectors, and adds
+    ``together`` vectors in an iteration.
+    """
     parts = Parts(4, columns * rows, columns, together, ZERO, ZERO, ZERO, ZERO)
     slab = SlabContents.nothing(VECTOR * columns * rows * THREADS)
     return Share(parts, 0, 1, 128, THREADS, first, warpgroup, 1, slab)
@@ -31,7 +35,7 @@ def value(polynomial: Polynomial, names: dict[str, int]) -> int:
     return sum(coefficient * names.get(monomial[0], 0) if monomial else coefficient for monomial, coefficient in terms)
 
 
-def of_thread(polynomial: Polynomial, thread: int) -> int:
+def value_of_thread(polynomial: Polynomial, thread: int) -> int:
     """The value of a polynomial for a thread, by its lane and its warp."""
     return value(polynomial, {name: thread // step % count for name, (count, step) in (LANES | WARPS).items()})
 
@@ -43,7 +47,7 @@ def test_movmatrix_brings_the_sums_that_a_transposed_matrix_has(warpgroup: int, 
     for half in range(2):
         place = share(False, warpgroup).turned(Polynomial.of(vector), 2 * pair + half)
         own = turned[128 * warpgroup : 128 * (warpgroup + 1), half].tolist()
-        assert [of_thread(place, thread) for thread in range(128)] == own
+        assert [value_of_thread(place, thread) for thread in range(128)] == own
         first = share(True).turned(Polynomial.of(vector), 2 * pair + half)
         assert first.equals(Polynomial.of(int(turned[0, half])))
 
@@ -67,7 +71,7 @@ def test_iterations_begin_with_every_vector_once(columns: int, rows: int, togeth
     assert sorted(found) == list(range(columns * rows))
 
 
-def stored_share(element: int) -> tuple[Share, tuple[Polynomial, Polynomial, Polynomial, Polynomial]]:
+def share_of_stored_tile(element: int) -> tuple[Share, tuple[Polynomial, Polynomial, Polynomial, Polynomial]]:
     """A warpgroup's share of a stored tile, where the sum at place (v * THREADS + t) * VECTOR + e of a slab is that of
     row t and column 4 * v + e; and what ``check_place`` is asked about sum ``element`` of any vector."""
     whole = share(False)
@@ -79,7 +83,7 @@ def stored_share(element: int) -> tuple[Share, tuple[Polynomial, Polynomial, Pol
 
 @pytest.mark.parametrize("element", range(VECTOR))
 def test_a_sum_comes_from_its_own_place(element: int) -> None:
-    whole, question = stored_share(element)
+    whole, question = share_of_stored_tile(element)
     whole.check_place(*question)
     whole.check_place(*question)
     assert whole.vector_of(question[1])[1] == element
@@ -90,22 +94,22 @@ def test_a_sum_comes_from_its_own_place(element: int) -> None:
         (vector, place + VECTOR * THREADS * VECTORS, row, col), (vector, place - VECTOR * THREADS, row, col),
     ):  # fmt: skip
         with pytest.raises(NotCertified):
-            stored_share(element)[0].check_place(*wrong)
+            share_of_stored_tile(element)[0].check_place(*wrong)
     with pytest.raises(NotCertified):
         whole.vector_of(place + VECTOR)
-    # Vectors behind the tile's last one are loaded, but never stored.
-    behind = VECTOR * THREADS * VECTORS
-    whole.check_place(vector + VECTORS, place + behind, row, col)
+    # Vectors after the tile's last one are loaded, but never stored.
+    beyond = VECTOR * THREADS * VECTORS
+    whole.check_place(vector + VECTORS, place + beyond, row, col)
 
 
 @pytest.mark.parametrize("place", [0, 1, 4 * 100 + 1, 4 * 127 + 3, 4 * (THREADS * (VECTORS - 1) + 127) + 2])
 def test_a_single_wrong_place_of_a_slab_is_found(place: int) -> None:
     for contents in ("rows", "cols"):
-        whole, question = stored_share(place % VECTOR)
+        whole, question = share_of_stored_tile(place % VECTOR)
         getattr(whole.slab, contents)[place] += 1
         with pytest.raises(NotCertified):
             whole.check_place(*question)
     # A place of the other warpgroup's threads does not matter.
-    whole, question = stored_share(2)
+    whole, question = share_of_stored_tile(2)
     whole.slab.rows[4 * 200 + 2] += 1
     whole.check_place(*question)

@@ -18,28 +18,28 @@ from kernelproof.certificates.traffic import Traffic
 from kernelproof.emulator import Counters
 from kernelproof.emulator.state.sites import Site
 from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
-from tests.kernelproof.emulator.build import compiled_text
+from tests.kernelproof.emulator.build import ptx_of_text
 
 SWIZZLE = "chunk ^ ((row >> 1) & 3)"  # where multistage.cu stores a chunk of 16 bytes of a row
 # The CUDA files of the emulator's tests.
 KERNELS = Path(__file__).parents[1] / "emulator" / "kernels"
 
 
-def without_swizzle() -> Subject:
+def product_without_swizzle() -> Subject:
     """The product kernel without its swizzle of shared memory, so that it has bank conflicts."""
     text = (KERNELS / "multistage.cu").read_text()
     assert SWIZZLE in text
-    return Subject(compiled_text(text.replace(SWIZZLE, "chunk"), "sm_80"), PRODUCT)
+    return Subject(ptx_of_text(text.replace(SWIZZLE, "chunk"), "sm_80"), PRODUCT)
 
 
-def certified(subject: Subject) -> Certificate:
+def certify(subject: Subject) -> Certificate:
     """The certificate of a subject, which must be proven."""
     attempt = by_contract.prove(subject.ptx, subject.contract)
     assert attempt.certificate is not None, attempt.why
     return attempt.certificate
 
 
-def counted(subject: Subject, m: int, n: int, k: int, ctas: int) -> Counters:
+def count_traffic(subject: Subject, m: int, n: int, k: int, ctas: int) -> Counters:
     """The counters of a launch of the product on zeros: A is (m, k), B is (n, k), and D is (m, n)."""
     memory = emulator.Memory()
     a, b = (memory.upload(np.zeros((rows, k), np.float16), "input") for rows in (m, n))
@@ -86,14 +86,14 @@ def wavefronts(size: int, lanes: list[int], places: list[int]) -> tuple[int, int
 @given(st.lists(ACCESSES, min_size=1, max_size=3))
 def test_the_worst_access_to_shared_memory_is_stated(accesses: list[tuple[int, list[int], list[int]]]) -> None:
     traffic = Traffic([SITE])
-    counted = []
+    expected = []
     for size, lanes, places in accesses:
         traffic.shared(0, np.array(places[: len(lanes)]) * size, np.array(lanes), size)
-        counted.append(wavefronts(size, lanes, places[: len(lanes)]))
+        expected.append(wavefronts(size, lanes, places[: len(lanes)]))
     traffic.shared(0, np.array([0]), np.array([5]), 4)  # a single lane
     (stated,) = traffic.shared_accesses()
-    worst = max((needed - ideal, needed) for _, needed, ideal in counted)
-    assert (stated.warps, stated.wavefronts, stated.without_conflicts) in counted
+    worst = max((needed - ideal, needed) for _, needed, ideal in expected)
+    assert (stated.warps, stated.wavefronts, stated.without_conflicts) in expected
     assert (stated.wavefronts - stated.without_conflicts, stated.wavefronts) == worst
     assert stated.opcode == "st.shared.u32"
 
@@ -122,13 +122,13 @@ def test_runs_and_sectors_of_an_access_to_an_operand(access: tuple[int, list[int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("subject", "conflicts"), [(product, False), (without_swizzle, True)])
+@pytest.mark.parametrize(("subject", "conflicts"), [(product, False), (product_without_swizzle, True)])
 def test_a_certificate_states_what_an_execution_counts(subject: Callable[[], Subject], conflicts: bool) -> None:
     """A fact is about one instruction, and the counters add up all instructions of a kind. Therefore the counted mean
     of a request lies between the least and the largest stated number of the kind's instructions."""
     kernel = subject()
-    (claim,) = (claim for claim in certified(kernel).claims if claim.shared_accesses)
-    counters = counted(kernel, 128, 128, 96, 1)
+    (claim,) = (claim for claim in certify(kernel).claims if claim.shared_accesses)
+    counters = count_traffic(kernel, 128, 128, 96, 1)
     for kind, banks in counters.shared_banks.items():
         facts = [fact for fact in claim.shared_accesses if kind_of(fact.opcode) == kind]
         needed = [fact.wavefronts / fact.warps for fact in facts]
@@ -150,7 +150,7 @@ def test_facts_of_a_sum_of_rows() -> None:
     A load is one run of 512 consecutive bytes in each of 8 warps: 16 sectors of 32 bytes, or 17 if the row begins
     within a sector, which makes 128 to 136. The store is one run of 4 bytes, in one sector, by one warp.
     """
-    (claim,) = certified(row_sum()).claims
+    (claim,) = certify(row_sum()).claims
     (load,) = (fact for fact in claim.global_accesses if fact.operand == "A")
     assert (load.warps, load.runs, load.sectors) == (8, ((8, 512),), (128, 136))
     (store,) = (fact for fact in claim.global_accesses if fact.operand == "D")

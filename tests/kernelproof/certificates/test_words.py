@@ -44,7 +44,7 @@ def high_product(a: Any, b: Any) -> Any:
     return abstract.names_of_arithmetic("f16")["mulhi"](a.view("i4"), known).view("u4")
 
 
-def with_known_word(of: Step) -> Step:
+def on_known_word(of: Step) -> Step:
     """The operation on a word whose value is known, instead of an array."""
     return lambda a, b: of(a, Word(Polynomial.of(b.astype(np.int64)), 32, a.facts) if isinstance(a, Word) else b)
 
@@ -58,7 +58,7 @@ OPERATIONS = st.one_of(
     steps(operator.and_, st.sampled_from((1, 7, 15, 31, 0xFFFFFFF8, 0xFFFFFFE0))),
     steps(operator.or_, st.integers(0, 31) | st.sampled_from((0xFFFFFFF8, 0xFFFFFFC0, 0xFFFFF000, 65536, 0x90000000))),
     steps(operator.xor, st.integers(0, 31) | ARRAYS | st.sampled_from((64, 2048))),
-    *(steps(with_known_word(each), ARRAYS) for each in (operator.xor, operator.or_, operator.and_)),
+    *(steps(on_known_word(each), ARRAYS) for each in (operator.xor, operator.or_, operator.and_)),
     steps(lambda a, b: ~a + b, NUMBERS),
     steps(operator.lshift, st.integers(0, 6)),
     steps(operator.rshift, st.integers(0, 6)),
@@ -69,7 +69,7 @@ OPERATIONS = st.one_of(
 )
 
 
-def evaluated(value: Any, names: dict[str, int]) -> Lanes:
+def evaluate(value: Any, names: dict[str, int]) -> Lanes:
     """The bits of a word, or of an array, for these named integers."""
     if not isinstance(value, Word):
         return np.broadcast_to(value, LANES)
@@ -102,7 +102,7 @@ def test_every_operation_is_that_of_numpy(program: list[tuple[Step, Any]], x: in
             assert not isinstance(word, Word)
             return
         array = step(array, known)
-        assert (evaluated(word, names) == np.broadcast_to(array, LANES)).all()
+        assert (evaluate(word, names) == np.broadcast_to(array, LANES)).all()
 
 
 @given(st.integers(0, MOST), st.integers(0, 4000), ARRAYS)

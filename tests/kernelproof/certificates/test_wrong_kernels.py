@@ -133,7 +133,7 @@ WRONG = {
     ),
     "a product of integers as floats": row_sum(
         "mov.b32 %f5, %r1; mul.f32 %f6, %f5, %f5; mov.b32 %r9, %f6; setp.ne.s32 %p1, %r9, 0;" + ZERO
-    ).changed("multiple = 32", "multiple = 32, most = 32768"),
+    ).revise_contract("multiple = 32", "multiple = 32, most = 32768"),
     "a known product above 2^64": row_sum(
         "ld.param.u64 %q8, [z]; mul.lo.s64 %q9, %q8, %q8; mul.lo.s64 %q9, %q9, %q8; setp.ne.s64 %p1, %q9, 0;" + ZERO
     ),
@@ -156,10 +156,10 @@ WRONG = {
     ),
     "more threads than the kernel is compiled for": row_sum(attributes=".maxntid 16, 1, 1"),
     "other threads than the kernel requires": row_sum(attributes=".reqntid 64, 1, 1"),
-    "more shared memory than there is": row_sum().changed("tile = [1]", "tile = [1]\nshared = 1000000"),
+    "more shared memory than there is": row_sum().revise_contract("tile = [1]", "tile = [1]\nshared = 1000000"),
     "bf16 that is read as f16": row_sum(
         load="ld.global.u16 %h1, [%q4]; cvt.f32.f16 %f2, %h1;", width=2
-    ).changed('"f32", shape = ["m", "n"]', '"bf16", shape = ["m", "n"]'),
+    ).revise_contract('"f32", shape = ["m", "n"]', '"bf16", shape = ["m", "n"]'),
 }  # fmt: skip
 
 # Two warps write their sums to shared memory, and a thread adds them.
@@ -173,7 +173,7 @@ PARTIALS = """
 
 def two_warps(barrier: str) -> Subject:
     """The sum of rows by two warps, with this text in place of the barrier between them."""
-    return row_sum(PARTIALS.replace("BARRIER", barrier), threads=64).changed("multiple = 32", "multiple = 64")
+    return row_sum(PARTIALS.replace("BARRIER", barrier), threads=64).revise_contract("multiple = 32", "multiple = 64")
 
 
 def test_the_kernels_without_a_fault_are_certified() -> None:
@@ -182,7 +182,7 @@ def test_the_kernels_without_a_fault_are_certified() -> None:
         row_sum(),
         row_sum("setp.ge.s32 %p1, %r1, 32;" + ZERO),
         row_sum(attributes=".maxntid 32, 1, 1"),
-        half.changed('"f32", shape = ["m", "n"]', '"f16", shape = ["m", "n"]'),
+        half.revise_contract('"f32", shape = ["m", "n"]', '"f16", shape = ["m", "n"]'),
         two_warps("bar.sync 0;"),
         two_warps("bar.sync 0, 64;"),
     ]
@@ -220,13 +220,13 @@ def test_a_state_is_another_one_after_a_store_to_d_or_the_workspace() -> None:
 def test_a_shift_that_wraps_and_operands_beyond_memory_end_no_proof_with_an_error() -> None:
     wraps = "ld.param.u64 %q8, [z]; mul.lo.s64 %q9, %q5, %q8; shl.b64 %q9, %q9, 63; setp.eq.s64 %p1, %q9, 0;"
     assert outcome(row_sum(wraps + ZERO)) in ("certified", "not certified")
-    gaps = row_sum().changed('shape = ["m", "n"] }', 'shape = ["m", "n"], ld = "z" }')
-    assert outcome(gaps.changed("m = { most", "m = { least = 100000, most")) == "not certified"
+    gaps = row_sum().revise_contract('shape = ["m", "n"] }', 'shape = ["m", "n"], ld = "z" }')
+    assert outcome(gaps.revise_contract("m = { most", "m = { least = 100000, most")) == "not certified"
 
 
 def test_two_types_of_16_bits_are_not_covered() -> None:
     """Otherwise it would not be known of which type 16 bits are."""
-    both = row_sum().changed('"f32", shape = ["m", "n"]', '"f16", shape = ["m", "n"]')
+    both = row_sum().revise_contract('"f32", shape = ["m", "n"]', '"f16", shape = ["m", "n"]')
     contract = both.contract
     contract.operands["D"] = contract.operands["D"].model_copy(update={"type": "bf16"})
     with pytest.raises(WrongInput):

@@ -1,7 +1,7 @@
 """Compiles the programs of these tests, cached by content outside the clone.
 
-The cache of ``kernelproof`` finds a program only if its source lies at the same path as before. ``stored`` and
-``folder_of`` give a text the same path in every run.
+The cache of ``kernelproof`` finds a program only if its source lies at the same path as before. ``stable_file`` and
+``stable_folder`` give a text the same path in every run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _make(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
     return target
 
 
-def folder_of(texts: Mapping[str, str]) -> Path:
+def stable_folder(texts: Mapping[str, str]) -> Path:
     """A folder with these files, at the same path in every run: what is compiled from them is compiled once."""
     folder = user_cache() / "test-kernels" / f"text-{_key(*texts, *texts.values())}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ def folder_of(texts: Mapping[str, str]) -> Path:
     return folder
 
 
-def stored(text: str, name: str = "program.cu") -> Path:
+def stable_file(text: str, name: str = "program.cu") -> Path:
     """A file with this text, at the same path in every run."""
-    return folder_of({name: text}) / name
+    return stable_folder({name: text}) / name
 
 
-def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
+def compile_file(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     """The file to which nvcc compiles ``kernels/NAME.cu``. ``suffix``: ``.ptx``, ``.cubin`` or ``.so``."""
     source = FIXTURES / f"{name}.cu"
     code = arch if suffix == ".cubin" else f"compute_{arch[3:]}"
@@ -95,32 +95,32 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     return _make(target, [*command, source.name], FIXTURES)
 
 
-def compiled_text(code: str, arch: str) -> str:
+def ptx_of_text(code: str, arch: str) -> str:
     """The PTX of a program of one file, ``example.cu``, with line information; ``arch`` is such as ``sm_80``."""
     # The source is stored next to its PTX, since findings read names of variables from it.
-    source, number = stored(code, "example.cu"), arch[3:]
+    source, number = stable_file(code, "example.cu"), arch[3:]
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{number},code=compute_{number}"]
     command += ["-lineinfo", "-ptx", source.name]
     target = source.with_name(f"example-{_key(_version(nvcc()), *command)}.ptx")
     return _make(target, command, source.parent).read_text()
 
 
-def cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
+def compile_cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
     """The machine code of a program of one file, ``program.cu``."""
-    source, command = stored(code), [nvcc(), *options, f"-arch={arch}", "-cubin", "program.cu"]
+    source, command = stable_file(code), [nvcc(), *options, f"-arch={arch}", "-cubin", "program.cu"]
     target = source.with_name(f"program-{_key(_version(nvcc()), *command)}.cubin")
     return _make(target, command, source.parent)
 
 
-def library(code: str, *options: str) -> Path:
+def compile_library(code: str, *options: str) -> Path:
     """The shared library of a program, which nvcc links with these options."""
-    source, tools = stored(code), toolchain.discover()
+    source, tools = stable_file(code), toolchain.discover()
     command = [str(tools.nvcc), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *map(str, tools.link_flags)]
     return _make(source.with_name(f"library-{_key(tools.nvcc_version, *command)}.so"), command, source.parent)
 
 
-def assembled(ptx: str, level: int = 3, target: str = "sm_80") -> Path:
+def assemble(ptx: str, level: int = 3, target: str = "sm_80") -> Path:
     """The cubin of a PTX text, by ptxas at a level of optimisation."""
-    source, program = stored(ptx, "kernel.ptx"), str(toolchain.discover().ptxas)
+    source, program = stable_file(ptx, "kernel.ptx"), str(toolchain.discover().ptxas)
     command = [program, f"-O{level}", f"-arch={target}", source.name]
     return _make(source.with_name(f"kernel-{_key(_version(program), *command)}.cubin"), command, source.parent)

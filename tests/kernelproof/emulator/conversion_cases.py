@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tests.kernelproof.emulator import exact
 from tests.kernelproof.emulator.exact import FORMATS, Either, Halves, Nan, Number, Want
-from tests.kernelproof.emulator.float_cases import flushed
+from tests.kernelproof.emulator.float_cases import flush
 from tests.kernelproof.emulator.integer_cases import number
 from tests.kernelproof.emulator.lane_arithmetic import Case, Group
 from tests.kernelproof.emulator.operand_draws import integers, sources
@@ -47,13 +47,13 @@ def _between_integers(src: str) -> list[Case]:
     for dst in INTEGERS:
         low, high = _limits(dst)
 
-        def clamped(a: int, _b: int, _c: int, low: int = low, high: int = high) -> int:
+        def clamp(a: int, _b: int, _c: int, low: int = low, high: int = high) -> int:
             return max(low, min(high, number(a, src)))
 
         # A narrow signed result is extended into a wider register.
         out.append(_case("", dst, src, lambda a, b, c, dst=dst: number(number(a, src), dst)))
         if _limits(src)[0] < low or _limits(src)[1] > high:
-            out.append(_case(".sat", dst, src, clamped))
+            out.append(_case(".sat", dst, src, clamp))
     return out
 
 
@@ -71,7 +71,7 @@ def _to_integers(src: str) -> list[Case]:
                     a: int, _b: int, _c: int, integral: Callable[[Fraction], int] = integral, ftz: str = ftz,
                     low: int = low, high: int = high, of_nan: int = of_nan, dst: str = dst,
                 ) -> Want:  # fmt: skip
-                    x = exact.decode(flushed(a & ((1 << _bits(src)) - 1), src) if ftz else a, src)
+                    x = exact.decode(flush(a & ((1 << _bits(src)) - 1), src) if ftz else a, src)
                     if x is None:
                         return number(of_nan, dst)
                     if x.magnitude is None:
@@ -82,7 +82,7 @@ def _to_integers(src: str) -> list[Case]:
     return out
 
 
-def _of_integers(src: str) -> list[Case]:
+def _from_integers(src: str) -> list[Case]:
     """Conversions from an integer type to all float types, in all roundings."""
     out = []
     for dst in FLOATS:
@@ -100,7 +100,7 @@ def _of_integers(src: str) -> list[Case]:
     return out
 
 
-def _converted(dst: str, src: str, mode: str, how: str) -> Function:
+def _float_conversion(dst: str, src: str, mode: str, how: str) -> Function:
     """A conversion between floats, with .ftz of f32, .sat, .relu and .satfinite. With rni and so on it rounds to
     integral values."""
     sign = 1 << exact.bits_of(dst) - 1 + exact.SPARE.get(dst, 0)
@@ -108,7 +108,7 @@ def _converted(dst: str, src: str, mode: str, how: str) -> Function:
 
     def want(a: int, _b: int, _c: int) -> Want:
         a &= (1 << _bits(src)) - 1
-        x = exact.decode(flushed(a, "f32") if "ftz" in how and src == "f32" else a, src)
+        x = exact.decode(flush(a, "f32") if "ftz" in how and src == "f32" else a, src)
         if x is None:
             return 0 if "sat" in how.split(".") else _nan(dst, src)
         if mode in _INTEGRAL and x.magnitude is not None:
@@ -121,7 +121,7 @@ def _converted(dst: str, src: str, mode: str, how: str) -> Function:
         elif "sat" in how.split("."):
             out = 0 if out & sign else min(out, exact.one(dst))
         if "ftz" in how and dst == "f32":
-            out = flushed(out, "f32")
+            out = flush(out, "f32")
         if "relu" in how and out & sign:
             return Either(0, out) if out == sign else 0
         return out
@@ -156,7 +156,7 @@ def _between_floats(src: str) -> list[Case]:
         for mode in modes:
             for how in hows if mode != "" or dst != src or src != "bf16" else ():
                 opcode = f"{'.' if mode else ''}{mode}{how}"
-                out.append(_case(opcode, dst, src, _converted(dst, src, mode or "rn", how)))
+                out.append(_case(opcode, dst, src, _float_conversion(dst, src, mode or "rn", how)))
     return out
 
 
@@ -173,7 +173,7 @@ def _narrowings() -> list[Case]:
             for how in ("", ".relu", ".satfinite", ".relu.satfinite"):
                 if mode == "rna" and "relu" in how:
                     continue
-                want = _converted(dst, "f32", mode, how)
+                want = _float_conversion(dst, "f32", mode, how)
                 register = "%D" if dst == "tf32" else "%m"
                 width = 32 if dst == "tf32" else 16
                 out.append(Case(f"cvt.{mode}{how}.{dst}.f32 {register}, %A;", width, want))
@@ -188,7 +188,7 @@ def _narrowings() -> list[Case]:
 # The cases by name of their group, each with the operands that they are executed on.
 GROUPS = {
     **{
-        f"cvt from {src}": Group(_between_integers(src) + _of_integers(src), integers(20), uniform=True)
+        f"cvt from {src}": Group(_between_integers(src) + _from_integers(src), integers(20), uniform=True)
         for src in INTEGERS
     },
     **{f"cvt from {src} to integers": Group(_to_integers(src), sources(src, ()), uniform=True) for src in FLOATS},

@@ -57,7 +57,7 @@ class Writer:
     """Draws the lines of a program's body from a seed.
 
     ``register`` and the properties return the name of a drawn register, by the type of its contents. ``integer``,
-    ``comparison`` and ``floating`` return a drawn instruction.
+    ``comparison`` and ``float_instruction`` return a drawn instruction.
     """
 
     def __init__(self, seed: int) -> None:
@@ -137,7 +137,7 @@ class Writer:
             f"selp.b32 {w.word}, {w.word}, {w.source}, {w.predicate}",
         )
 
-    def floating(self) -> str:
+    def float_instruction(self) -> str:
         """An instruction on floats or halves."""
         w = self
         rounding = w.pick("rn", "rz", "rm", "rp", "rn.ftz")
@@ -158,7 +158,7 @@ class Writer:
     def instruction(self) -> None:
         """Draws a line that may be executed by a part of a warp."""
         kind = self.draw.random()
-        text = self.integer() if kind < 0.55 else self.comparison() if kind < 0.7 else self.floating()
+        text = self.integer() if kind < 0.55 else self.comparison() if kind < 0.7 else self.float_instruction()
         guarded = self.draw.random() < 0.15 and "{" not in text
         guard = f"@{self.pick('', '!')}{self.predicate} " if guarded else ""
         self.lines.append(f"{guard}{text};")
@@ -172,7 +172,7 @@ class Writer:
             self.instruction()
         self.lines.append(f"{label}:")
 
-    def meeting(self) -> None:
+    def exchange(self) -> None:
         """Draws a shuffle, or an exchange through shared memory between two barriers."""
         if self.draw.random() < 0.5:
             mode, bounds = self.pick("idx", "up", "down", "bfly"), self.pick("31", "0", "0x1c1f", "0x181f")
@@ -193,7 +193,7 @@ def text(seed: int, target: str = "sm_80") -> str:
     writer = Writer(seed)
     for _ in range(writer.draw.randrange(10, 60)):
         kind = writer.draw.random()
-        (writer.branch if kind < 0.06 else writer.meeting if kind < 0.16 else writer.instruction)()
+        (writer.branch if kind < 0.06 else writer.exchange if kind < 0.16 else writer.instruction)()
     version = "8.8" if target.startswith("sm_1") else "8.0"
     return HEAD.format(target=target, version=version) + "\n".join(writer.lines) + TAIL
 

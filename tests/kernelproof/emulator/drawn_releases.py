@@ -50,8 +50,9 @@ class Order:
         self.known[threads] = self.known[threads].max(axis=0)
         self.step(threads)
 
-    def released(self, threads: np.ndarray) -> np.ndarray:
-        """The clock that the threads' arrivals release: what any of them knew before it arrived."""
+    def release(self, threads: np.ndarray) -> np.ndarray:
+        """Begins a new step of each of the threads, and returns the clock that their arrivals release: what any of them
+        knew before it arrived."""
         clock: np.ndarray = self.known[threads].max(axis=0)
         self.step(threads)
         return clock
@@ -70,15 +71,15 @@ class Order:
 
 def _mask(rng: random.Random, all_lanes: float) -> int:
     """Draws a mask of lanes. With probability ``all_lanes`` it has all of them, otherwise lane 0, one lane, any lanes,
-    or the lanes up to one."""
+    or all from one lane to another."""
     if rng.random() < all_lanes:
         return ALL
     low, high = sorted((rng.randrange(32), rng.randrange(32)))
     return rng.choice((1, 1 << low, rng.getrandbits(32) or 1, (1 << high + 1) - (1 << low)))
 
 
-def _guarded(mask: int, text: str) -> str:
-    """An instruction for the lanes of a mask."""
+def _guard(mask: int, text: str) -> str:
+    """An instruction that only the lanes of a mask execute. Register %u has the number of the lane."""
     test = f"mov.u32 %v, {mask}; shr.u32 %v, %v, %u; and.b32 %v, %v, 1; setp.ne.u32 %P, %v, 0; @%P "
     return text if mask == ALL else test + text
 
@@ -92,10 +93,13 @@ def draw(
     ``way``: how lanes arrive, a key of ``ARRIVE``. ``events``: how many are drawn. ``whole_warps``: the share of
     ``bar.warp.sync`` by all lanes of a warp. ``syncs``: the share of ``bar.warp.sync`` among events.
 
-    An event is an access (45 %), a ``bar.warp.sync`` (``syncs``), an arrival at a new barrier (up to 80 %), or a wait
-    for one. Events are drawn in an order in which the program may run: a barrier is waited for only after all arrivals
-    there, so no wait hangs, and ``Order`` sees each event after those before it. An access that would race is left out,
-    except that a wrong program keeps one in ten and ends there.
+    An event is an access (45 %), a ``bar.warp.sync`` (``syncs``), a wait for a barrier (20 %), or an arrival at a new
+    barrier (the rest). Events are drawn in an order in which the program may run: a barrier is waited for only after
+    all arrivals there, so no wait hangs, and ``Order`` sees each event after those before it. An access that would race
+    is left out, except that a wrong program keeps one in ten and ends there.
+
+    Registers: %t is the thread, %u its lane, %n its warp, %s the address of shared memory, and %w collects the words
+    that the thread reads, which it stores at the end.
     """
     rng, order, racing = random.Random(seed), Order(), False
     code: list[list[str]] = [[] for _ in range(WARPS)]
@@ -120,20 +124,20 @@ def draw(
             lines.append(f"xor.b32 %x0, %u, {swap}; shl.b32 %x0, %x0, 2; add.u32 %x0, %x0, %s;")
             at = f"[%x0+{WORDS_AT + 4 * base}]"
             lines.append(f"mad.lo.u32 %x1, %t, 1000, {number};" if writes else "mul.lo.u32 %w, %w, 3;")
-            lines.append(_guarded(mask, f"st.shared.u32 {at}, %x1;" if writes else f"ld.shared.u32 %x2, {at};"))
+            lines.append(_guard(mask, f"st.shared.u32 {at}, %x1;" if writes else f"ld.shared.u32 %x2, {at};"))
             lines.append("" if writes else "xor.b32 %w, %w, %x2;")
             if racing:
                 break
         elif kind < 0.45 + syncs:
             mask = ALL if whole_warps == 1 else _mask(rng, whole_warps)
-            lines.append(_guarded(mask, f"bar.warp.sync {mask};"))
+            lines.append(_guard(mask, f"bar.warp.sync {mask};"))
             order.meet(lanes[[lane for lane in range(32) if mask >> lane & 1]])
         elif kind < 0.8 and len(arrived) < BARRIERS:
             mask = _mask(rng, 0.15)
             some = lanes[[lane for lane in range(32) if mask >> lane & 1]]
             guard = "" if mask == ALL else "@%P"
-            lines.append(_guarded(mask, ARRIVE[way].format(at=f"[%s+{8 * len(arrived)}]", guard=guard)))
-            arrived.append((len(some), order.released(some)))
+            lines.append(_guard(mask, ARRIVE[way].format(at=f"[%s+{8 * len(arrived)}]", guard=guard)))
+            arrived.append((len(some), order.release(some)))
         elif kind >= 0.8 and arrived:
             which = rng.randrange(len(arrived))
             label = f"wait{number}"

@@ -28,10 +28,10 @@ def width_of(kind: str) -> int:
 def case(opcode: str, kind: str, count: int, want: Function) -> Case:
     """An instruction on ``count`` operands of one type."""
     names = ", ".join(REGISTERS[width_of(kind)].split(", ")[: 1 + count])
-    return Case(f"{opcode}.{kind} {names};", width_of(kind), both(want) if kind.endswith("x2") else want)
+    return Case(f"{opcode}.{kind} {names};", width_of(kind), on_both_halves(want) if kind.endswith("x2") else want)
 
 
-def both(want: Function) -> Function:
+def on_both_halves(want: Function) -> Function:
     """A function of numbers applied to both halves of words."""
 
     def halves(a: int, b: int, c: int) -> Want:
@@ -40,26 +40,26 @@ def both(want: Function) -> Function:
     return halves
 
 
-def flushed(raw: int, kind: str) -> int:
+def flush(raw: int, kind: str) -> int:
     """The raw bits with subnormal numbers replaced by zero."""
     sign = 1 << exact.bits_of(kind) - 1
     return raw & sign if raw & (sign - 1) < 1 << FORMATS[kind][0] else raw
 
 
-def rounded(operation: Operation, kind: str, count: int, mode: str = "rn", modifiers: str = "") -> Function:
+def rounding_function(operation: Operation, kind: str, count: int, mode: str = "rn", modifiers: str = "") -> Function:
     """The operation on exact numbers, rounded once, with .ftz, .sat and .relu."""
     sign = 1 << exact.bits_of(kind) - 1
 
     def want(*raws: int) -> Want:
         raws = tuple(x & (2 * sign - 1) for x in raws[:count])
         if "ftz" in modifiers:
-            raws = tuple(flushed(x, kind) for x in raws)
+            raws = tuple(flush(x, kind) for x in raws)
         numbers = [exact.decode(x, kind) for x in raws]
         out = exact.encode(operation(*numbers, mode), kind, mode)
         if not isinstance(out, int):
             return 0 if "sat" in modifiers else CANONICAL[kind] if "relu" in modifiers else out
         if "ftz" in modifiers:
-            out = flushed(out, kind)
+            out = flush(out, kind)
         if "sat" in modifiers:
             return 0 if out & sign else min(out, exact.one(kind))
         if "relu" in modifiers and out & sign:
@@ -88,7 +88,7 @@ def _inverse(x: Number | None, mode: str) -> Number | None:
     return exact.quotient(Number(False, Fraction(1)), x, mode)
 
 
-def _modified(kind: str, mode: str) -> tuple[str, ...]:
+def _sum_modifiers(kind: str, mode: str) -> tuple[str, ...]:
     """The modifiers that the ISA allows for a sum of a type."""
     if kind == "f32":
         return ("", ".ftz", ".sat", ".ftz.sat") if mode in ("rn", "rm") else ("",)
@@ -109,8 +109,8 @@ def _sums(kind: str) -> list[Case]:
         if name == "mad" and kind not in ("f32", "f64"):
             continue
         for mode in MODES if kind in ("f32", "f64") else ("rn",):
-            for how in (*_modified(kind, mode), *((".relu",) if name == "fma" and base.endswith("16") else ())):
-                want = rounded(operation, base, count, mode, how)
+            for how in (*_sum_modifiers(kind, mode), *((".relu",) if name == "fma" and base.endswith("16") else ())):
+                want = rounding_function(operation, base, count, mode, how)
                 out.append(case(f"{name}.{mode}{how}", kind, count, want))
     return out
 
@@ -125,7 +125,9 @@ def _quotients(kind: str) -> list[Case]:
                 ("rcp", _inverse, 1),
                 ("sqrt", exact.root, 1),
             ):
-                out.append(case(f"{name}.{mode}{how}", kind, count, rounded(operation, kind, count, mode, how)))
+                out.append(
+                    case(f"{name}.{mode}{how}", kind, count, rounding_function(operation, kind, count, mode, how))
+                )
     return out
 
 
@@ -136,7 +138,7 @@ def _extremum(kind: str, larger: bool, modifiers: str) -> Function:
     def want(a: int, b: int, _: int) -> Want:
         a, b = a & (2 * sign - 1), b & (2 * sign - 1)
         if "ftz" in modifiers:
-            a, b = flushed(a, kind), flushed(b, kind)
+            a, b = flush(a, kind), flush(b, kind)
         negative = (a ^ b) & sign
         if "abs" in modifiers:
             a, b = a & ~sign, b & ~sign
@@ -176,7 +178,7 @@ def _signs(kind: str) -> list[Case]:
             a &= 2 * sign - 1
             if exact.decode(a, base) is None:
                 return Nan(base)
-            a = flushed(a, base) if ftz else a
+            a = flush(a, base) if ftz else a
             return a & ~sign if absolute else a ^ sign
 
         return want
@@ -197,7 +199,7 @@ TESTS = (*_ORDERS, *(f"{name}u" for name in _ORDERS), "num", "nan")
 
 def holds(test: str, a: int, b: int, kind: str, ftz: bool = False) -> bool:
     """A comparison of setp on raw numbers."""
-    x, y = (exact.decode(flushed(raw, kind) if ftz else raw, kind) for raw in (a, b))
+    x, y = (exact.decode(flush(raw, kind) if ftz else raw, kind) for raw in (a, b))
     if test in ("num", "nan"):
         return (x is None or y is None) == (test == "nan")
     if x is None or y is None:
@@ -301,7 +303,7 @@ def _selections() -> list[Case]:
 # --- approximations, with the errors that the ISA allows
 
 
-def _near(
+def _approximation(
     kind: str, function: Callable[[float], float], relative: float, absolute: float, ftz: bool = False
 ) -> Function:
     """An approximation of a function of one argument; its result for NaN is NaN."""
@@ -309,7 +311,7 @@ def _near(
 
     def want(a: int, _b: int, _c: int) -> Want:
         a &= 2 * sign - 1
-        number = exact.decode(flushed(a, kind) if ftz else a, kind)
+        number = exact.decode(flush(a, kind) if ftz else a, kind)
         value = math.nan if number is None else function(exact.real(number))
         if math.isnan(value):
             return Nan(kind)
@@ -360,13 +362,13 @@ def _approximations() -> list[Case]:
         ("cos.approx", _periodic(math.cos), 0.0, 2.0**-20.5),
     )  # fmt: skip
     out = [
-        case(f"{name}{ftz}", "f32", 1, _near("f32", function, relative, absolute, bool(ftz)))
+        case(f"{name}{ftz}", "f32", 1, _approximation("f32", function, relative, absolute, bool(ftz)))
         for name, function, relative, absolute in functions
         for ftz in ("", ".ftz")
     ]
     return [
         *out,
-        case("tanh.approx", "f32", 1, _near("f32", math.tanh, 2.0**-11, 0)),
+        case("tanh.approx", "f32", 1, _approximation("f32", math.tanh, 2.0**-11, 0)),
         *(case(f"div.{how}", "f32", 2, _approximate_quotient(how)) for how in ("approx", "approx.ftz", "full")),
     ]
 
@@ -376,7 +378,7 @@ def _approximate_quotient(how: str) -> Function:
     infinity."""
 
     def want(a: int, b: int, _: int) -> Want:
-        a, b = (flushed(x & 0xFFFFFFFF, "f32") if "ftz" in how else x & 0xFFFFFFFF for x in (a, b))
+        a, b = (flush(x & 0xFFFFFFFF, "f32") if "ftz" in how else x & 0xFFFFFFFF for x in (a, b))
         x, y = exact.decode(a, "f32"), exact.decode(b, "f32")
         huge = y is not None and y.magnitude is not None and y.magnitude > 1 << 126
         if huge and "approx" in how:
@@ -398,12 +400,12 @@ def _half_approximations(kind: str) -> list[Case]:
     base = kind.removesuffix("x2")
     if base == "f16":
         return [
-            case("ex2.approx", kind, 1, _near(base, _power, 2.0**-9.9, 2.0**-24)),
-            case("tanh.approx", kind, 1, _near(base, math.tanh, 0, 2.0**-10.987)),
+            case("ex2.approx", kind, 1, _approximation(base, _power, 2.0**-9.9, 2.0**-24)),
+            case("tanh.approx", kind, 1, _approximation(base, math.tanh, 0, 2.0**-10.987)),
         ]
     return [
-        case("ex2.approx.ftz", kind, 1, _near(base, _power, 2.0**-7, 2.0**-126, True)),
-        case("tanh.approx", kind, 1, _near(base, math.tanh, 0, 2.0**-8)),
+        case("ex2.approx.ftz", kind, 1, _approximation(base, _power, 2.0**-7, 2.0**-126, True)),
+        case("tanh.approx", kind, 1, _approximation(base, math.tanh, 0, 2.0**-8)),
     ]
 
 
@@ -411,13 +413,13 @@ def _coarse() -> list[Case]:
     """The approximations of f64, which read and write upper words."""
 
     def coarse(function: Callable[[float], float]) -> Function:
-        near = _near("f64", function, 2.0**-19, 0, True)
+        near = _approximation("f64", function, 2.0**-19, 0, True)
         return lambda a, b, c: near(a & 0xFFFFFFFF00000000 if not _is_nan64(a) else a, b, c)
 
     return [
         case("rcp.approx.ftz", "f64", 1, coarse(_reciprocal)),
         case("rsqrt.approx.ftz", "f64", 1, coarse(_inverse_root)),
-        case("rsqrt.approx", "f64", 1, _near("f64", _inverse_root, 2.0**-20, 0)),
+        case("rsqrt.approx", "f64", 1, _approximation("f64", _inverse_root, 2.0**-20, 0)),
     ]
 
 

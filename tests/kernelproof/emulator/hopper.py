@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options, Program
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 FLAGS = ("-DPDL",)  # the kernels are launched with programmatic dependent launches
 
@@ -25,12 +25,12 @@ class Run(NamedTuple):
 @cache
 def text(name: str = "tma_gemm") -> str:
     """The PTX of ``kernels/NAME.cu``."""
-    return compiled(name, ".ptx", *FLAGS, arch="sm_90a").read_text()
+    return compile_file(name, ".ptx", *FLAGS, arch="sm_90a").read_text()
 
 
 def load(source: str, name: str = "tma_gemm") -> Program:
     """A program of this PTX and the compiled launchers of ``kernels/NAME.cu``."""
-    return emulator.load(source, compiled(name, ".so", *FLAGS, arch="sm_90a"))
+    return emulator.load(source, compile_file(name, ".so", *FLAGS, arch="sm_90a"))
 
 
 @cache

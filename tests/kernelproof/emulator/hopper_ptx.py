@@ -41,7 +41,7 @@ def launch(text: str, args: list[Any], memory: Memory, **settings: Any) -> Launc
     return emulator.load(text).launch("k", args=args, memory=memory, **settings)
 
 
-def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
+def run_body(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
     """Launches a body that reads x and writes all of y; returns y, and the result with its reports."""
     memory = Memory()
     out = memory.upload(y, "output")
@@ -98,7 +98,7 @@ EXCHANGE = """
 def exchange(body: str, **settings: Any) -> tuple[np.ndarray, list[str]]:
     """Launches ``EXCHANGE``, or a faulty variant, on a cluster of two CTAs; returns y, and the findings as text."""
     settings = {"grid": 2, "cluster": 2, "check_outputs": False, **settings}
-    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **settings)
+    got, result = run_body(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **settings)
     return got, [f"{r.kind}: {r.message}" for r in result.reports]
 
 

@@ -29,7 +29,7 @@ def case(opcode: str, kind: str, count: int, function: Callable[..., int]) -> Ca
     )
 
 
-def _clamped(x: int, kind: str) -> int:
+def _clamp(x: int, kind: str) -> int:
     """The number nearest to x in an integer type."""
     bits = int(kind[1:])
     low = -(1 << bits - 1) if kind[0] == "s" else 0
@@ -71,7 +71,7 @@ def _sums(kind: str) -> list[Case]:
     return out
 
 
-def _of_bits(bits: int) -> list[Case]:
+def _bitwise(bits: int) -> list[Case]:
     """Bitwise operations and shifts. Shifts by more than the width give zero or the sign."""
     d, a, b, c = REGISTERS[bits].split(", ")
     n = SCRATCH[bits]
@@ -103,7 +103,7 @@ def _of_bits(bits: int) -> list[Case]:
 def _quotients(kind: str, by_zero: bool) -> list[Case]:
     """Quotients and remainders of an integer type."""
 
-    def divided(a: int, b: int, rest: bool) -> int:
+    def divide(a: int, b: int, rest: bool) -> int:
         if b == 0:
             # The results of today's hardware. The ISA does not define them, and a finding says so.
             return a if rest else -1
@@ -111,8 +111,8 @@ def _quotients(kind: str, by_zero: bool) -> list[Case]:
         return a - q * b if rest else q
 
     out = [
-        case("div", kind, 2, lambda a, b: divided(a, b, False)),
-        case("rem", kind, 2, lambda a, b: divided(a, b, True)),
+        case("div", kind, 2, lambda a, b: divide(a, b, False)),
+        case("rem", kind, 2, lambda a, b: divide(a, b, True)),
     ]
     if by_zero:
         return out
@@ -120,7 +120,7 @@ def _quotients(kind: str, by_zero: bool) -> list[Case]:
     d, a = REGISTERS[bits].split(", ")[:2]
     return [
         *(Case(f"{name}.{kind} {d}, {a}, {n};", bits,
-               lambda a, b, c, n=n, name=name: divided(number(a, kind), number(n, kind), name == "rem"))
+               lambda a, b, c, n=n, name=name: divide(number(a, kind), number(n, kind), name == "rem"))
           for name in ("div", "rem") for n in (7, -3, 1)),
     ]  # fmt: skip
 
@@ -271,10 +271,10 @@ def _words() -> list[Case]:
         *(Case(f"dp4a.{s}32.{t}32 %D, %A, %B, %C;", 32, _dp4a(s, t)) for s in "us" for t in "us"),
         *(Case(f"dp2a.{half}.{s}32.{t}32 %D, %A, %B, %C;", 32, _dp2a(s, t, half)) for s in "us" for t in "us"
           for half in ("lo", "hi")),
-        Case("add.sat.s32 %D, %A, %B;", 32, lambda a, b, c: _clamped(signed(a, 32) + signed(b, 32), "s32")),
-        Case("sub.sat.s32 %D, %A, %B;", 32, lambda a, b, c: _clamped(signed(a, 32) - signed(b, 32), "s32")),
+        Case("add.sat.s32 %D, %A, %B;", 32, lambda a, b, c: _clamp(signed(a, 32) + signed(b, 32), "s32")),
+        Case("sub.sat.s32 %D, %A, %B;", 32, lambda a, b, c: _clamp(signed(a, 32) - signed(b, 32), "s32")),
         Case("mad.hi.sat.s32 %D, %A, %B, %C;", 32,
-             lambda a, b, c: _clamped((signed(a, 32) * signed(b, 32) >> 32) + signed(c, 32), "s32")),
+             lambda a, b, c: _clamp((signed(a, 32) * signed(b, 32) >> 32) + signed(c, 32), "s32")),
         Case("min.relu.s32 %D, %A, %B;", 32, lambda a, b, c: max(0, min(signed(a, 32), signed(b, 32)))),
         Case("max.relu.s32 %D, %A, %B;", 32, lambda a, b, c: max(0, signed(a, 32), signed(b, 32))),
         *(Case(f"mul24.{half}.{s}32 %D, %A, %B;", 32, lambda a, b, c, s=s, half=half: _mul24(a, b, s, half))
@@ -282,7 +282,7 @@ def _words() -> list[Case]:
         *(Case(f"mad24.{half}.{s}32 %D, %A, %B, %C;", 32, lambda a, b, c, s=s, half=half: _mul24(a, b, s, half) + c)
           for half in ("lo", "hi") for s in "us"),
         Case("mad24.hi.sat.s32 %D, %A, %B, %C;", 32,
-             lambda a, b, c: _clamped(signed(_mul24(a, b, "s", "hi"), 32) + signed(c, 32), "s32")),
+             lambda a, b, c: _clamp(signed(_mul24(a, b, "s", "hi"), 32) + signed(c, 32), "s32")),
     ]  # fmt: skip
 
 
@@ -425,7 +425,7 @@ def _video(count: int) -> list[Case]:
             if how == ".add":
                 return c + sum(parts)
             if how == ".sat":
-                parts = [_clamped(x, f"{signs[0]}{bits}") for x in parts]
+                parts = [_clamp(x, f"{signs[0]}{bits}") for x in parts]
             return sum((x & ((1 << bits) - 1)) << bits * i for i, x in enumerate(parts))
 
         return result
@@ -449,7 +449,7 @@ _NONZERO = [t for t in integers(2) if all(t[1] % (1 << bits) for bits in (16, 32
 # The cases by name of their group, each with the operands that they are executed on.
 GROUPS = {
     **{f"{kind} sums": Group(_sums(kind), integers(1), uniform=True) for kind in _TYPES},
-    **{f"b{bits} logic": Group(_of_bits(bits), integers(2), uniform=True) for bits in (16, 32, 64)},
+    **{f"b{bits} logic": Group(_bitwise(bits), integers(2), uniform=True) for bits in (16, 32, 64)},
     **{f"{kind} quotients": Group(_quotients(kind, False), integers(3), uniform=True) for kind in _TYPES},
     **{f"{kind} variable quotients": Group(_quotients(kind, True), _NONZERO, uniform=True) for kind in _TYPES},
     **{

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options, Program, Report
-from tests.kernelproof.emulator.build import FIXTURES, compiled
+from tests.kernelproof.emulator.build import FIXTURES, compile_file
 
 Array = Any
 
@@ -20,7 +20,7 @@ Array = Any
 @cache
 def program(name: str) -> Program:
     """A compiled program without its host code."""
-    return emulator.load(compiled(name, ".ptx"))
+    return emulator.load(compile_file(name, ".ptx"))
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Scratch:
     like: Array
 
 
-def run(case: Case) -> list[Report]:
+def run_case(case: Case) -> list[Report]:
     """Launches a case, checks its outputs, and returns the findings."""
     memory = Memory()
     args: list[Any] = []
@@ -127,14 +127,14 @@ def zero_filled(n: int) -> Array:
     return out.reshape(128, 8)[::-1].reshape(-1)
 
 
-def updated(v: Array) -> Array:
+def expected_update(v: Array) -> Array:
     """The result of ``private_update``."""
     for i in range(4):
         v = v + i * v
     return v
 
 
-def ignored() -> Array:
+def expected_ignored() -> Array:
     """The result of ``ignore_source``, whose copies ignore some of their sources."""
     rows = HALVES.reshape(128, 8)
     out = rows.copy()
@@ -177,7 +177,7 @@ CORRECT_SHARED = [
     Case(SHARED, "tiled_gemm", (4, 4), (16, 16), [SA, SB, Out(E64, SA @ SB), 64]),
     Case(SHARED, "warp_reduce", 4, 256, [R, Out(np.empty(4, np.float32), R.sum(1))]),
     Case(SHARED, "warp_exchange", 1, 128, [X128, Out(I128, X128[T ^ 5])]),
-    Case(SHARED, "private_update", 1, 128, [X128, Out(I128, updated(X128))]),
+    Case(SHARED, "private_update", 1, 128, [X128, Out(I128, expected_update(X128))]),
     Case(SHARED, "byte_writers", 1, 128, [BYTES, Out(np.empty(128, np.uint8), BYTES[::-1])]),
     Case(SHARED, "same_value_writers", 1, 64, [Out(np.empty(64, np.int32), np.full(64, 7))]),
     Case(SHARED, "named_barriers", 1, 128, [ROUNDS, Out(np.empty_like(ROUNDS), ROUNDS[:, ::-1]), 5]),
@@ -198,7 +198,7 @@ CORRECT_SHARED = [
     Case(SHARED, "shared_atomics", 1, 256, [X256, Out(np.empty(16, np.int32), np.bincount(X256 & 15, minlength=16))]),
     Case(SHARED, "zero_fill", 1, 128, [HALVES[:1000], Out(E1024, zero_filled(1000)), 1000]),
     Case(SHARED, "zero_fill", 1, 128, [HALVES[:997], Out(E1024, zero_filled(997)), 997]),
-    Case(SHARED, "ignore_source", 1, 128, [HALVES, Out(np.empty((128, 8), np.float16), ignored()), 512]),
+    Case(SHARED, "ignore_source", 1, 128, [HALVES, Out(np.empty((128, 8), np.float16), expected_ignored()), 512]),
     Case(SHARED, "transposed_matrix", 1, 32, [MATRIX, Out(np.empty((16, 16), np.float16), MATRIX.T)]),
     Case(SHARED, "odd_block", 3, (10, 10), [ODD, Out(np.empty(3, np.int32), ODD.sum(1))]),
     Case(SHARED, "warp_barrier_on_both_sides", 1, 64, [X128[:64], Out(np.empty(64, np.int32), odd_even(X128[:64]))]),

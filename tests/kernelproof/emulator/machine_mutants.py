@@ -17,7 +17,7 @@ from kernelproof.emulator.machine_code.idioms import with_allocations
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
 from kernelproof.sass.pipes import MEMORY, pipe_use
 from kernelproof.sass.registers import EFFECTS, PURE, STACK, read_operands, register_names, unread_instructions
-from tests.kernelproof.cubin_edits import OPERANDS, RESULT, rescheduled, with_register
+from tests.kernelproof.cubin_edits import OPERANDS, RESULT, rescheduled_code, with_register
 from tests.kernelproof.emulator.machine_walks import Use, Walker
 
 # An instruction that does nothing.
@@ -70,7 +70,7 @@ def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
     item = code[at]
     if item.control.stall < 2:
         return None
-    return {item.address: rescheduled(item, stall=draw.randrange(1, item.control.stall))}
+    return {item.address: rescheduled_code(item, stall=draw.randrange(1, item.control.stall))}
 
 
 def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
@@ -79,7 +79,9 @@ def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | 
     if not item.control.waits:
         return None
     dropped = draw.choice(item.control.waits)
-    return {item.address: rescheduled(item, waits=tuple(board for board in item.control.waits if board != dropped))}
+    return {
+        item.address: rescheduled_code(item, waits=tuple(board for board in item.control.waits if board != dropped))
+    }
 
 
 def _write_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
@@ -98,7 +100,7 @@ def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int
     if own is None:
         return None
     other = draw.choice([board for board in (*range(6), None) if board != own])
-    return {item.address: rescheduled(item, **{name: other})}
+    return {item.address: rescheduled_code(item, **{name: other})}
 
 
 def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int, int] | None:
@@ -132,7 +134,7 @@ def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
         and item.code >> first & 255 == code[at + 1].code >> first & 255
         and not item.control.reuse >> slot & 1
     ]
-    return {item.address: rescheduled(item, reuse=item.control.reuse | 1 << draw.choice(slots))} if slots else None
+    return {item.address: rescheduled_code(item, reuse=item.control.reuse | 1 << draw.choice(slots))} if slots else None
 
 
 def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:

@@ -12,7 +12,7 @@ from itertools import product
 from tests.kernelproof.emulator.exact import FORMATS, SPARE, Number, bits_of, decode, encode, one, top
 from tests.kernelproof.emulator.lane_arithmetic import M64, Triple
 
-MOST = 1024  # triples of one list
+MAX_TRIPLES = 1024  # triples of one list
 # Limits of types of 8 to 64 bits, and numbers near limits of shifts.
 INTEGER_EDGES = [
     *(0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256),
@@ -31,7 +31,7 @@ def float_edges(kind: str) -> list[int]:
     return [code | s for code in codes for s in (0, sign)]
 
 
-def drawn(kind: str, rng: random.Random) -> int:
+def draw_bits(kind: str, rng: random.Random) -> int:
     """The bits of a number of any size, or of one near 1 with few bits, whose sums and products are often halfway
     between two numbers of its type."""
     mantissa = FORMATS[kind][0]
@@ -50,17 +50,17 @@ def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> l
     rng = random.Random(f"{kind} {seed}")
     edges = float_edges(kind)
     out = [(a, b, edges[(i + j) % len(edges)]) for (i, a), (j, b) in product(enumerate(edges), enumerate(edges))]
-    out += [(drawn(kind, rng), drawn(kind, rng), drawn(kind, rng)) for _ in range(count)]
+    out += [(draw_bits(kind, rng), draw_bits(kind, rng), draw_bits(kind, rng)) for _ in range(count)]
     # a b + c: c is the product rounded, which the sum nearly cancels, or an edge, most of which are tiny or huge.
     for _ in range(120 if fused else 0):
-        a, b = drawn(kind, rng), drawn(kind, rng)
+        a, b = draw_bits(kind, rng), draw_bits(kind, rng)
         x, y = decode(a, kind), decode(b, kind)
         if x is None or y is None or x.magnitude is None or y.magnitude is None:
             continue
         near = encode(Number(x.negative == y.negative, x.magnitude * y.magnitude), kind)
         assert isinstance(near, int)
         out += [(a, b, near), (a, b, rng.choice(edges))]
-    return out[:MOST]
+    return out[:MAX_TRIPLES]
 
 
 def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
@@ -75,7 +75,7 @@ def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
     """Floats of type ``src`` to convert: edges, numbers halfway between neighbours of each target type, and the floats
     next to these. Each triple has two of them, and 0."""
     rng = random.Random(src)
-    raws = float_edges(src) + [drawn(src, rng) for _ in range(120)]
+    raws = float_edges(src) + [draw_bits(src, rng) for _ in range(120)]
     for dst in targets:
         for code in float_edges(dst) + [rng.getrandbits(bits_of(dst)) for _ in range(40)]:
             low, high = (decode((code + i) << SPARE.get(dst, 0), dst) for i in (0, 1))
@@ -93,7 +93,7 @@ def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
         near = encode(Number(False, Fraction(1 << power)), src)
         assert isinstance(near, int)
         raws += [near, near - 1, near | 1 << bits_of(src) - 1, (near | 1 << bits_of(src) - 1) - 1]
-    step = max(1, -(-len(raws) // MOST))  # of all numbers, evenly
+    step = max(1, -(-len(raws) // MAX_TRIPLES))  # of all numbers, evenly
     mask = (1 << bits_of(src)) - 1
     return [(raw & mask, raws[-1 - i] & mask, 0) for i, raw in enumerate(raws)][::step]
 
@@ -109,4 +109,4 @@ def integers(seed: int = 0, count: int = 250) -> list[Triple]:
 
     out = [(a, b, edges[(i * 7 + j) % len(edges)]) for (i, a), (j, b) in product(enumerate(edges), enumerate(edges))]
     rng.shuffle(out)
-    return out[: MOST - count] + [(number(), number(), number()) for _ in range(count)]
+    return out[: MAX_TRIPLES - count] + [(number(), number(), number()) for _ in range(count)]

@@ -11,7 +11,7 @@ import numpy as np
 from kernelproof.checking import plan
 from kernelproof.emulator import HOPPER, RULES, Device, Memory, Options, Report, load
 from kernelproof.ground.chips import GPUS
-from tests.kernelproof.emulator.build import compiled_text
+from tests.kernelproof.emulator.build import ptx_of_text
 
 PAGES = Path(__file__).parents[3] / "docs" / "kernelproof" / "rules"
 # Host code breaks these rules, not a kernel. Some have programs as examples, which test_host_order.py runs.
@@ -59,7 +59,7 @@ class Example(NamedTuple):
             grid, block, adverse = (int(ctas),), (int(threads),), None
             arguments = [argument(word.strip(), memory) for word in words.split(",")]
         arch = arch or default
-        program = load(compiled_text(self.code, arch=arch))
+        program = load(ptx_of_text(self.code, arch=arch))
         return program.launch(
             program.kernels[0],
             grid,

@@ -12,13 +12,13 @@ from tests.kernelproof.emulator.hopper_ptx import (
     entry,
     exchange,
     launch,
-    run,
+    run_body,
     wgmma_kernel,
 )
-from tests.kernelproof.emulator.test_hopper_mutants import alone, finding
+from tests.kernelproof.emulator.test_hopper_mutants import first_finding, text_of_kernel
 
 # A launch of one cluster of two CTAs.
-CLUSTERED = {"grid": 2, "cluster": 2}
+CLUSTER_OF_TWO = {"grid": 2, "cluster": 2}
 
 
 def test_own_addresses_hold_the_rank() -> None:
@@ -31,7 +31,7 @@ def test_own_addresses_hold_the_rank() -> None:
       cvt.u32.u64 %x4, %d2; getctarank.shared::cluster.u32 %x5, %x2; getctarank.u64 %x6, %d0;
       mad.wide.u32 %g, %u, 32, %q;
       st.global.v4.u32 [%g], {%s, %x1, %x2, %x3}; st.global.v4.u32 [%g+16], {%x4, %x5, %x6, %x0};"""
-    got, result = run(body, np.zeros(1), np.empty((64, 8), np.uint32), **CLUSTERED)
+    got, result = run_body(body, np.zeros(1), np.empty((64, 8), np.uint32), **CLUSTER_OF_TWO)
     assert result.reports == []
     for rank in (0, 1):
         own, other = 1024 | rank << 24, 1024 | (1 - rank) << 24
@@ -60,7 +60,7 @@ def test_own_shared_memory(way: str) -> None:
       mov.u32 %n, %cluster_ctarank; mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s; mad.wide.u32 %g, %u, 4, %q;
       {"mul.lo.u32 %u, %n, 32;" if by_name else ""} cvt.u64.u32 %d0, %v; cvta.shared.u64 %d0, %d0;
       {WAYS[way]} st.global.u32 [%g], %w;"""
-    got, result = run(body, np.zeros(1), np.empty(64, np.uint32), **CLUSTERED)
+    got, result = run_body(body, np.zeros(1), np.empty(64, np.uint32), **CLUSTER_OF_TWO)
     assert result.reports == []
     assert (got == (np.repeat([0, 32], 32) if by_name else np.arange(64))).all()
 
@@ -91,7 +91,7 @@ def test_isspacep_tells_the_own_cta_from_the_cluster() -> None:
       isspacep.global %P, %d0; @%P or.b32 %v, %v, 16; mov.b64 %d2, x; cvta.param.u64 %d2, %d2;
       isspacep.global %P, %d2; @%P or.b32 %v, %v, 32;
       mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %v;"""
-    got, result = run(body, np.zeros(1), np.empty(64, np.uint32), **CLUSTERED)
+    got, result = run_body(body, np.zeros(1), np.empty(64, np.uint32), **CLUSTER_OF_TWO)
     assert result.reports == []
     assert (got == 1 | 4 | 8 | 32).all()
 
@@ -101,7 +101,7 @@ def test_generic_operands_lie_in_shared_memory(address: str, words: str) -> None
     """A generic address of an mbarrier must be one of shared memory."""
     body = f"""setp.ne.u32 %P, %t, 0; @%P bra out; cvt.u64.u32 %d0, %s; cvta.shared.u64 %d0, %d0;
       mbarrier.init.b64 [{address}], 1; out:"""
-    _, result = run(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
     assert any(words in r.message for r in result.reports) == bool(words)
 
 
@@ -122,7 +122,7 @@ def test_a_signal_to_another_cta_than_the_data() -> None:
     for bar, wrong in (("%x2", False), ("%bar", True)):
         memory = Memory()
         source = memory.upload(np.zeros(16, np.uint8))
-        result = launch(entry(text.replace("BAR", bar)), [source, source], memory, **CLUSTERED)
+        result = launch(entry(text.replace("BAR", bar)), [source, source], memory, **CLUSTER_OF_TWO)
         assert ("cluster" in {report.kind for report in result.reports}) == wrong
 
 
@@ -142,7 +142,7 @@ def test_the_threads_of_a_warpgroup_have_one_descriptor() -> None:
 def test_accesses_of_32_bytes_are_aligned_as_a_whole(offset: int, kinds: list[str]) -> None:
     body = f"""setp.ne.u32 %P, %t, 0; @%P bra out; add.u64 %p, %p, {offset};
       ld.global.v4.u64 {{%d0, %d1, %d2, %d3}}, [%p]; st.global.u64 [%q], %d1; out:"""
-    got, result = run(body, np.arange(8, dtype=np.uint64), np.zeros(1, np.uint64), check_outputs=False)
+    got, result = run_body(body, np.arange(8, dtype=np.uint64), np.zeros(1, np.uint64), check_outputs=False)
     assert [report.kind for report in result.reports] == kinds
     assert got == offset // 8 + 1
 
@@ -166,7 +166,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
       mbarrier.init.shared::cta.b64 [%bar], 1; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;
       mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;
       mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 1048576; out:"""
-    _, result = run(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
     assert [(r.kind, r.message.split()[0]) for r in result.reports] == [("mbarrier", "1048576")]
 
 
@@ -174,7 +174,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
 def test_descriptors_that_keep_the_rank_are_noticed() -> None:
     """A descriptor whose address keeps the rank's bits is reported if they reach a field that is used."""
     # The first of each pair is for A, whose rows are along k. Its field that gets the rank is not used.
-    source = alone("tma_gemm", 5)
+    source = text_of_kernel("tma_gemm", 5)
     unmasked = [m for m in mutants(source) if m.kind == "unmask"]
-    noticed = [bool(finding(m.text, "tma_gemm", "nn_f16_2x2")) for m in unmasked]
+    noticed = [bool(first_finding(m.text, "tma_gemm", "nn_f16_2x2")) for m in unmasked]
     assert noticed == [False, True] * 4

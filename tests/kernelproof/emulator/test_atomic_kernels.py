@@ -10,7 +10,7 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
 from kernelproof.emulator.state.reports import Report
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 # Numbers that are counted, bins that count them, and CTAs that share the bins.
 COUNT, BINS, CTAS = 1000, 16, 4
@@ -21,7 +21,7 @@ def histogram(name: str, options: Options) -> tuple[bool, list[Report]]:
     data = np.random.default_rng(0).integers(0, BINS, COUNT).astype(np.uint8)
     memory = Memory()
     counts = memory.upload(np.zeros(BINS, np.uint32), "inout")
-    program = emulator.load(compiled("atomics", ".ptx"))
+    program = emulator.load(compile_file("atomics", ".ptx"))
     arguments = [memory.upload(data, "input"), COUNT, counts]
     result = program.launch(f"histogram_{name}", CTAS, 64, arguments, memory=memory, options=options)
     return bool((counts.download() == np.bincount(data, minlength=BINS)).all()), result.reports
@@ -70,7 +70,7 @@ def test_sums_under_a_lock(name: str, found: set[str], lanes: int | None) -> Non
     memory = Memory()
     total, lock = (memory.upload(np.zeros(1, np.uint32), "inout") for _ in range(2))
     values = memory.upload(np.arange(1, 9, dtype=np.uint32), "input")
-    program = emulator.load(compiled("atomics", ".ptx"))
+    program = emulator.load(compile_file("atomics", ".ptx"))
     result = program.launch(f"sum_{name}", 8, 64, [values, total, lock], memory=memory, options=Options(lanes=lanes))
     assert kinds(result.reports) == found
     assert (int(total.download()[0]), int(lock.download()[0])) == (36, 0)

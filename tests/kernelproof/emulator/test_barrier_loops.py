@@ -12,7 +12,7 @@ from tests.kernelproof.emulator.kernel_cases import program
 LOOPS = "barrier_loops"  # the name of the CUDA file with these kernels
 
 
-def run(kernel: str, grid: int, block: int, *numbers: int) -> tuple[list[Report], list[float]]:
+def launch_kernel(kernel: str, grid: int, block: int, *numbers: int) -> tuple[list[Report], list[float]]:
     """The findings of a launch, and the content of its buffer afterwards.
 
     The buffer has one float for each thread of a block. ``numbers``: the kernel's arguments after the buffer. Those of
@@ -33,7 +33,7 @@ def kinds(reports: list[Report]) -> set[str]:
 @pytest.mark.parametrize("grid", [1, 3])
 @pytest.mark.parametrize(("first", "rest"), [(3, 5), (5, 3), (3, 4), (8, 9), (0, 2), (2, 0)])
 def test_a_barrier_after_loops_of_different_lengths_is_mismatched(first: int, rest: int, grid: int) -> None:
-    reports, _ = run("rounds", grid, 128, first, rest, 1, 0)
+    reports, _ = launch_kernel("rounds", grid, 128, first, rest, 1, 0)
     (error,) = [report for report in reports if report.is_error]
     assert error.kind == "barrier-divergence"
     assert error.other is not None
@@ -50,24 +50,24 @@ def test_threads_that_exit_are_not_waited_for(numbers: tuple[int, int, int, int]
 
     Threads that exit while others still wait at barriers are remarked upon, which is no error.
     """
-    reports, _ = run("rounds", 2, 128, *numbers)
+    reports, _ = launch_kernel("rounds", 2, 128, *numbers)
     assert kinds(reports) <= {"exit-before-barrier"}
     assert bool(reports) == (numbers[0] != numbers[1] or numbers[3] > 0)
 
 
 def test_lanes_of_a_warp_come_by_one_instruction() -> None:
     """Even lanes go round twice and odd lanes three times, so lanes of one warp arrive at different barriers."""
-    reports, _ = run("lanes", 1, 64)
+    reports, _ = launch_kernel("lanes", 1, 64)
     assert "barrier-divergence" in {report.kind for report in reports if report.is_error}
 
 
 def test_roles_with_their_own_barriers_meet() -> None:
-    reports, out = run("roles", 2, 64)
+    reports, out = launch_kernel("roles", 2, 64)
     # The second warp adds up 0, 1, 2 and 3, which the first one has stored between barriers.
     assert (reports, out) == ([], [0.0] * 32 + [6.0] * 32)
 
 
 def test_threads_leave_a_reduction() -> None:
-    reports, out = run("tree", 1, 256)
+    reports, out = launch_kernel("tree", 1, 256)
     assert kinds(reports) == {"exit-before-barrier"}
     assert out[0] == 255 * 128  # the sum of 0 to 255

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kernelproof import emulator
 from kernelproof.emulator import HOPPER, Memory, Options
-from tests.kernelproof.emulator.build import compiled, compiled_text
+from tests.kernelproof.emulator.build import compile_file, ptx_of_text
 from tests.kernelproof.emulator.kernel_cases import program
 
 Array = Any
@@ -127,7 +127,7 @@ def test_ctas_of_a_batch_end_at_different_times(rows: list[list[int]], rules: se
 def test_mbarriers_and_clusters_take_different_numbers_of_rounds(
     kernel: str, ctas: int, rules: tuple[str, ...], adverse: bool
 ) -> None:
-    code = emulator.load(compiled("phases", ".ptx", arch="sm_90a"))
+    code = emulator.load(compile_file("phases", ".ptx", arch="sm_90a"))
     for fault in (0, 1):
         results = []
         for lanes in (64, 192, 512):
@@ -196,7 +196,7 @@ extern "C" __global__ void apart(int* x) {
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "races"), [("before", True), ("after", True), ("last", True), ("apart", False)])
 def test_a_write_races_with_reads_before_the_last_one(kernel: str, races: bool) -> None:
-    code = emulator.load(compiled_text(ACROSS, "sm_80"))
+    code = emulator.load(ptx_of_text(ACROSS, "sm_80"))
     results = []
     for lanes in (64, 128, 256):
         memory = Memory()

@@ -10,14 +10,14 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
 from tests.kernelproof.emulator import hopper
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 from tests.kernelproof.emulator.gemm import SHARED_BYTES
 
 
 @pytest.mark.parametrize("hazards", [True, False])
 @pytest.mark.parametrize("kernel", ["gemm_f32", "gemm_f16"])
 def test_run(benchmark: Any, kernel: str, hazards: bool) -> None:
-    program = emulator.load(compiled("multistage", ".ptx"))
+    program = emulator.load(compile_file("multistage", ".ptx"))
     memory = Memory()
     a = memory.upload(np.ones((256, 256), np.float16))
     d = memory.upload(np.empty((256, 256), np.float16), "output")
@@ -39,7 +39,7 @@ def test_run(benchmark: Any, kernel: str, hazards: bool) -> None:
 
 
 def test_parse_and_translate(benchmark: Any) -> None:
-    text = compiled("multistage", ".ptx").read_text()
+    text = compile_file("multistage", ".ptx").read_text()
     kernel = benchmark.pedantic(lambda: emulator.load(text).compiled("gemm_f32"), rounds=5, warmup_rounds=1)
     body = text.split(".entry gemm_f32")[1].split(".entry")[0]
     opcodes = [(opcode, n) for block in kernel.block_opcodes for opcode, n in block.items()]

@@ -13,12 +13,12 @@ from kernelproof.emulator import Memory
 from kernelproof.emulator.frontend.ptx import PtxError
 from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.state.reports import EmulatorError
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 
 def program() -> emulator.Program:
     """The compiled file ``calls``, which has this module's kernels."""
-    return emulator.load(compiled("calls", ".ptx"))
+    return emulator.load(compile_file("calls", ".ptx"))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernelproof import emulator
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 # The finding of every wrong order.
 RACE = {"global-race"}
@@ -25,7 +25,7 @@ def execute(
 ) -> tuple[list[Any], set[str]]:
     """The arrays after a launch of kernel ``name``, and the kinds of errors. An argument that is an int in a tuple is
     the size of an array of zeros; other arguments are passed by value."""
-    program = emulator.load(compiled("flags", ".ptx").read_text())
+    program = emulator.load(compile_file("flags", ".ptx").read_text())
     memory = emulator.Memory()
     arrays = [memory.upload(np.zeros(a, I32), "inout") if isinstance(a, tuple) else a for a in arguments]
     options = emulator.Options(adverse=adverse, lanes=lanes)
@@ -111,7 +111,7 @@ def test_a_message_without_fences(fences: bool, adverse: bool, kinds: set[str], 
 
 
 def test_the_store_that_was_not_seen_is_named() -> None:
-    program = emulator.load(compiled("flags", ".ptx").read_text())
+    program = emulator.load(compile_file("flags", ".ptx").read_text())
     memory = emulator.Memory()
     arrays = [memory.upload(np.zeros(1, I32), "inout") for _ in range(3)]
     result = program.launch(

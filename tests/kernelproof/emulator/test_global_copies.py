@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernelproof.emulator.hopper_ptx import run
+from tests.kernelproof.emulator.hopper_ptx import run_body
 
 # Thread 0 of CTA 0 stores 16 words of shared memory in bulk and sets a flag. Thread 0 of CTA 1 reads them.
 STORE = """
@@ -37,7 +37,7 @@ ANOTHER = """
 )
 def test_a_bulk_store_is_complete_when_its_group_has_been_waited_for(wait: str, kinds: list[str]) -> None:
     """Another CTA may read what was stored only after wait_group without .read, for this group."""
-    y, result = run(STORE.replace("WAIT", wait), np.zeros(1), np.zeros(32, np.uint32), grid=2, check_outputs=False)
+    y, result = run_body(STORE.replace("WAIT", wait), np.zeros(1), np.zeros(32, np.uint32), grid=2, check_outputs=False)
     assert [report.kind for report in result.reports] == kinds
     assert y[17] == 7
     assert all("wait_group, without .read" in report.message for report in result.reports)
@@ -56,7 +56,7 @@ def test_stores_of_several_lanes_are_complete_lane_by_lane() -> None:
     out:"""
     for skipped, readers in ((32, set()), (5, {5})):
         text = body.replace("SKIPPED", str(skipped))
-        y, result = run(text, np.zeros(1), np.zeros(288, np.uint32), grid=2, check_outputs=False)
+        y, result = run_body(text, np.zeros(1), np.zeros(288, np.uint32), grid=2, check_outputs=False)
         assert (y[256:] == np.arange(32)).all()
         assert {thread for report in result.reports for thread in report.access.threads} == readers
 
@@ -87,7 +87,7 @@ out:"""
 )
 def test_a_bulk_load_of_what_threads_wrote(fence: str, start: str, kinds: list[str]) -> None:
     """A bulk load of global memory that a thread of the kernel wrote needs a proxy fence for global memory."""
-    y, result = run(LOAD.replace("FENCE", fence).replace("FROM", start), np.full(8, 7, np.uint32),
+    y, result = run_body(LOAD.replace("FENCE", fence).replace("FROM", start), np.full(8, 7, np.uint32),
                     np.zeros(32, np.uint32), check_outputs=False)  # fmt: skip
     assert [report.kind for report in result.reports] == kinds
     assert y[16] == 7
@@ -103,6 +103,6 @@ def test_a_bulk_load_of_what_another_cta_wrote(writer: str, reader: str, kinds: 
     text = LOAD.replace("FENCE", between).replace("FROM", "%q")
     store = "st.global.v4.u32 [%q], {%u, %u, %u, %u};"
     text = text.replace(store, f"mov.u32 %n, %ctaid.x; setp.eq.u32 %Q, %n, 0; @%Q {store}")
-    y, result = run(text, np.zeros(1), np.zeros(32, np.uint32), grid=2, check_outputs=False)
+    y, result = run_body(text, np.zeros(1), np.zeros(32, np.uint32), grid=2, check_outputs=False)
     assert [report.kind for report in result.reports] == kinds
     assert y[16] == 7

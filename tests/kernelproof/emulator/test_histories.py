@@ -44,7 +44,7 @@ RARELY = st.sampled_from((False, False, True))
 WRITE = st.builds(Publication, st.sampled_from(WARPS), SCOPE, st.booleans(), st.none() | SCOPE, st.booleans(), RARELY)
 
 
-def published(writes: list[Publication]) -> list[dict[Group, Clock]]:
+def expected_clocks(writes: list[Publication]) -> list[dict[Group, Clock]]:
     """What each write publishes to each group of readers: its own clocks, those of its writer's earlier releases, and,
     if it is a read-modify-write, what the write before it publishes."""
     out: list[dict[Group, Clock]] = []
@@ -69,7 +69,7 @@ def published(writes: list[Publication]) -> list[dict[Group, Clock]]:
 @given(st.lists(WRITE, min_size=1, max_size=12), st.booleans())
 def test_a_reader_learns_what_the_release_sequence_of_a_write_publishes(writes: list[Publication], lazy: bool) -> None:
     """A release of a warp at a place replaces its earlier ones there, whose accesses it orders as well."""
-    expected = published(writes)
+    expected = expected_clocks(writes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "MAX_SEQUENCE", 64 if lazy else 3)
         found = Flags[Clock](operator.or_)

@@ -12,7 +12,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
     entry,
     exchange,
     launch,
-    run,
+    run_body,
 )
 
 
@@ -27,7 +27,9 @@ def test_special_registers(cluster: tuple[int, int, int]) -> None:
     body += f" mad.lo.u32 %u, %u, 4, %v; mad.wide.u32 %g, %u, {4 * len(names)}, %q;"
     body += "".join(f" mov.u32 %w, {name}; st.global.u32 [%g+{4 * i}], %w;" for i, name in enumerate(names))
     body += " mapa.shared::cluster.u32 %w, %s, 0;"
-    got, result = run(body, np.zeros(1), np.empty((16, len(names)), np.uint32), grid=grid, cluster=cluster, block=1)
+    got, result = run_body(
+        body, np.zeros(1), np.empty((16, len(names)), np.uint32), grid=grid, cluster=cluster, block=1
+    )
     assert result.reports == []
     for row in got.tolist():
         id_, inside, cluster_id = row[:3], row[3:6], row[6:9]
@@ -181,7 +183,7 @@ def test_ranks_outside_the_cluster() -> None:
 def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
     """Clusters work with blocks whose last warpgroup is not full."""
     body = EXCHANGE.replace("mad.lo.u32 %u, %n, 32, %t;", "mad.lo.u32 %u, %n, 160, %t;")
-    got, result = run(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
+    got, result = run_body(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
     assert result.reports == []
     assert (got == np.concatenate([np.arange(160, 320), np.arange(160)])).all()
 
@@ -191,7 +193,7 @@ def test_elect() -> None:
     body = (
         """elect.sync %u|%P, -1; selp.u32 %v, 1, 0, %P; mad.wide.u32 %g, %t, 8, %q; st.global.v2.u32 [%g], {%u, %v};"""
     )
-    got, result = run(body, np.zeros(1), np.empty((64, 2), np.uint32), block=64)
+    got, result = run_body(body, np.zeros(1), np.empty((64, 2), np.uint32), block=64)
     assert result.reports == []
     assert got[:, 0].tolist() == [0] * 64
     assert np.flatnonzero(got[:, 1]).tolist() == [0, 32]
@@ -207,10 +209,10 @@ def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
     first: barrier.sync 1, 160; mov.u32 %u, 256;
     read: and.b32 %w, %t, 31; add.u32 %u, %u, %w; mad.lo.u32 %v, %u, 4, %s; ld.shared.u32 %w, [%v];
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
-    got, result = run(body, np.zeros(1), np.empty(288, np.uint32), block=288)
+    got, result = run_body(body, np.zeros(1), np.empty(288, np.uint32), block=288)
     assert result.reports == []
     assert got.tolist() == [256 + t % 32 if t < 256 else t % 32 for t in range(288)]
-    _, result = run(body.replace("bar.arrive 2, 160;", ""), np.zeros(1), np.empty(288, np.uint32), block=288)
+    _, result = run_body(body.replace("bar.arrive 2, 160;", ""), np.zeros(1), np.empty(288, np.uint32), block=288)
     assert result.reports[0].kind == "barrier-divergence"
 
 
@@ -245,13 +247,13 @@ def test_grid_dependency(overlapping: bool) -> None:
     good = """griddepcontrol.wait; griddepcontrol.launch_dependents;
       mad.wide.u32 %g, %t, 4, %p; ld.global.u32 %u, [%g]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %u;"""
     x = np.arange(32, dtype=np.uint32)
-    assert run(good, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports == []
+    assert run_body(good, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports == []
     bad = good.replace("griddepcontrol.wait;", "")
-    kinds = [r.kind for r in run(bad, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports]
+    kinds = [r.kind for r in run_body(bad, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports]
     assert kinds == (["grid-dependency"] * 2 if overlapping else [])
     # One warp waits, and a barrier orders the others.
     single_wait = good.replace(
         "griddepcontrol.wait;", "setp.gt.u32 %P, %t, 31; @%P bra j; griddepcontrol.wait; j: bar.sync 0;"
     )
     x = np.arange(64, dtype=np.uint32)
-    assert run(single_wait, x, np.empty(64, np.uint32), overlapping=overlapping, block=64)[1].reports == []
+    assert run_body(single_wait, x, np.empty(64, np.uint32), overlapping=overlapping, block=64)[1].reports == []

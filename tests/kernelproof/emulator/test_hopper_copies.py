@@ -10,7 +10,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
     entry,
     launch,
     load_kernel,
-    run,
+    run_body,
     tensor_map,
 )
 
@@ -114,16 +114,16 @@ def test_runs_of_bytes() -> None:
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
     over:"""
     x = np.arange(128, dtype=np.uint32)
-    got, result = run(body, x, np.empty(128, np.uint32), options=Options(counters=True))
+    got, result = run_body(body, x, np.empty(128, np.uint32), options=Options(counters=True))
     assert result.reports == []
     assert (got == x).all()
     assert result.counters is not None
     assert result.counters.summary()["bulk"] == {
         "boxes": 1, "load_bytes": 512, "delivered_bytes": 512, "store_bytes": 0,
     }  # fmt: skip
-    _, result = run(body.replace("cp.async.bulk.wait_group.read 0;", ""), x, np.empty(128, np.uint32))
+    _, result = run_body(body.replace("cp.async.bulk.wait_group.read 0;", ""), x, np.empty(128, np.uint32))
     assert "wait_group.read is missing" in result.reports[0].message
-    _, result = run(body.replace("fence.proxy.async;", ""), x, np.empty(128, np.uint32))
+    _, result = run_body(body.replace("fence.proxy.async;", ""), x, np.empty(128, np.uint32))
     assert "whose initialisation no" in result.reports[0].message
 
 
@@ -145,7 +145,7 @@ def test_bulk_copy_over_what_threads_wrote() -> None:
         # A read before the copy needs no fence.
         ("st.shared.u32 [%s], %t; fence.proxy.async.shared::cta; ld.shared.u32 %w, [%s];", "", []),
     ):
-        _, result = run(body.replace("FIRST", first).replace("FENCE", fence), x, np.empty(1, np.uint32))
+        _, result = run_body(body.replace("FIRST", first).replace("FENCE", fence), x, np.empty(1, np.uint32))
         assert [r.kind for r in result.reports] == kinds
 
 
@@ -229,13 +229,13 @@ def test_threads_that_read_what_a_bulk_copy_brings() -> None:
       mad.wide.u32 %g, %t, 16, %q; st.global.v4.u32 [%g], {%a0, %a1, %a2, %a3};"""
     wait = "again: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra again;"
     x = np.arange(256, dtype=np.uint16)
-    got, result = run(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
+    got, result = run_body(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
     assert result.reports == []
     # Thread 1 gets halves 2 and 3 of the first row of each of four matrices of 8 x 8 halves.
     assert got[1].view(np.uint16).tolist() == [2, 3, 66, 67, 130, 131, 194, 195]
     # One warp waits, and the other does not. The data has arrived, but is not visible to the other.
     half = "setp.gt.u32 %E, %t, 31; @%E bra over; WAIT over:".replace("WAIT", wait)
-    _, result = run(body.replace("WAIT", half), x, np.empty((64, 4), np.uint32), block=64)
+    _, result = run_body(body.replace("WAIT", half), x, np.empty((64, 4), np.uint32), block=64)
     assert [r.kind for r in result.reports] == ["shared-race"]
-    _, result = run(body.replace("WAIT", ""), x, np.empty((64, 4), np.uint32), block=64)
+    _, result = run_body(body.replace("WAIT", ""), x, np.empty((64, 4), np.uint32), block=64)
     assert {r.kind for r in result.reports} == {"in-flight"}

@@ -13,7 +13,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
     SPAN,
     descriptor,
     launch,
-    run,
+    run_body,
     wgmma_kernel,
 )
 
@@ -31,7 +31,7 @@ def test_stmatrix(n: int, trans: str) -> None:
       mad.lo.u32 %v, %t, {4 * n}, %s; mad.wide.u32 %g, %t, {4 * n}, %q;
       """ + "".join(f" ld.shared.u32 %w, [%v+{4 * i}]; st.global.u32 [%g+{4 * i}], %w;" for i in range(n))
     values = np.random.default_rng(n).integers(0, 1 << 16, (32, n, 2)).astype(np.uint16)
-    got, result = run(body, values, np.empty((n, 8, 8), np.uint16))
+    got, result = run_body(body, values, np.empty((n, 8, 8), np.uint16))
     assert result.reports == []
     for matrix in range(n):
         for lane in range(32):
@@ -144,16 +144,16 @@ def check_wgmma(
     accumulators = np.zeros((128, n // 2), item)
     fragments = np.zeros((128, 4, 2), np.uint16)
 
-    def where(thread: int, i: int) -> tuple[int, int]:
+    def position_of_sum(thread: int, i: int) -> tuple[int, int]:
         """Row and column of a thread's sum i: thread 32 w + 4 g + t has rows 16 w + g (+ 8), columns 2 t (+ 1) of 8."""
         return thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
 
     for thread in range(128):
         for i in range(n // 2):
-            accumulators[thread, i] = c[where(thread, i)]
+            accumulators[thread, i] = c[position_of_sum(thread, i)]
         for i in range(4):
             for j in range(2):
-                row, column = where(thread, 2 * i + j)
+                row, column = position_of_sum(thread, 2 * i + j)
                 fragments[thread, i, j] = encode(a[row : row + 1, column : column + 1].reshape(-1))[0]
     memory = Memory()
     y = memory.upload(np.empty((128, count), np.uint32), "output")
@@ -166,7 +166,7 @@ def check_wgmma(
     got = y.download().view(item).reshape(128, n // 2)
     for thread in range(0, 128, 7):
         for i in range(n // 2):
-            assert got[thread, i] == want[where(thread, i)]
+            assert got[thread, i] == want[position_of_sum(thread, i)]
 
 
 def test_accumulators_in_flight_and_fences() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kernelproof.emulator import Options
 from tests.kernelproof.emulator.hopper_ptx import (
-    run,
+    run_body,
 )
 
 
@@ -31,7 +31,7 @@ def test_mbarrier_states_and_phases() -> None:
       st.global.u32 [%q], %x0; st.global.u32 [%q+4], %x1; st.global.u32 [%q+8], %x2; st.global.u32 [%q+12], %x3;
       st.global.u32 [%q+16], %x4; st.global.u32 [%q+20], %x5;
     over:"""
-    got, result = run(body, np.zeros(1, np.uint32), np.empty(6, np.uint32))
+    got, result = run_body(body, np.zeros(1, np.uint32), np.empty(6, np.uint32))
     assert result.reports == []
     assert got.tolist() == [0, 1, 0, 1, 1, 0]
 
@@ -42,7 +42,7 @@ def test_try_wait_gives_up_where_nothing_else_can_run() -> None:
       mov.u32 %bar, s; mbarrier.init.shared::cta.b64 [%bar], 64; bar.warp.sync -1; mov.u32 %x0, 0;
       mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0, 100; @!%P add.u32 %x0, %x0, 1;
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
-    got, _ = run(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
+    got, _ = run_body(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
     assert (got == 1).all()
 
 
@@ -59,7 +59,7 @@ def test_a_wait_may_come_before_an_arrival_that_nothing_orders(
     again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P add.u32 %x0, %x0, 1; @!%P bra again;
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
     options = Options(adverse=adverse)
-    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), block=64, options=options)
+    got, result = run_body(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), block=64, options=options)
     assert result.reports == []
     assert got.reshape(2, 32).min(axis=1).tolist() == got.reshape(2, 32).max(axis=1).tolist() == failures
 
@@ -71,7 +71,7 @@ def test_deadlock_names_barrier_phase_and_threads() -> None:
       mbarrier.init.shared::cta.b64 [%bar], 2; mbarrier.arrive.shared::cta.b64 _, [%bar];
     wait: bar.warp.sync -1;
     again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"""
-    _, result = run(body, np.zeros(1), np.empty(0), check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.empty(0), check_outputs=False)
     (report,) = result.reports
     assert (
         "32 threads (0-31) wait at the mbarrier at shared offset 0, whose phase 0 lacks 1 of 2 arrivals"
@@ -85,17 +85,17 @@ def test_a_deadlock_names_bytes_that_nobody_expected() -> None:
       mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 32;
       mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 48;
     again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"""
-    _, result = run(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
     (report,) = result.reports
     assert "phase 0 lacks 0 of 1 arrivals, and has 16 bytes more than expect_tx named" in report.message
 
 
 def test_uninitialised_and_overfull_mbarriers() -> None:
     """An arrival at an mbarrier without initialisation is reported, and so is one that exceeds its count."""
-    _, result = run("mbarrier.arrive.shared::cta.b64 _, [%s];", np.zeros(1), np.empty(0), check_outputs=False)
+    _, result = run_body("mbarrier.arrive.shared::cta.b64 _, [%s];", np.zeros(1), np.empty(0), check_outputs=False)
     assert [r.kind for r in result.reports] == ["mbarrier"]
     body = "mbarrier.init.shared::cta.b64 [%s], 2; bar.warp.sync -1; mbarrier.arrive.shared::cta.b64 _, [%s], 3;"
-    _, result = run(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
     assert "expects 2 more of 2" in result.reports[0].message
 
 
@@ -104,7 +104,7 @@ def test_initialisation_must_be_visible() -> None:
     body = """setp.ne.u32 %P, %t, 0; @!%P mbarrier.init.shared::cta.b64 [%s], 64; BARRIER
       mbarrier.arrive.shared::cta.b64 _, [%s];"""
     for barrier, count in (("bar.sync 0;", 0), ("", 1)):
-        _, result = run(body.replace("BARRIER", barrier), np.zeros(1), np.empty(0), block=64, check_outputs=False)
+        _, result = run_body(body.replace("BARRIER", barrier), np.zeros(1), np.empty(0), block=64, check_outputs=False)
         assert len(result.reports) == count, result.reports
 
 
@@ -121,10 +121,10 @@ def test_cp_async_mbarrier_arrive() -> None:
       cvt.u64.u32 %g, %u; add.u64 %g, %g, %q; st.global.v4.u32 [%g], {%x0, %x1, %x2, %x3};"""
     wait = "mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"
     x = np.arange(128, dtype=np.uint32)
-    got, result = run(body.replace("WAIT", wait), x, np.empty(128, np.uint32))
+    got, result = run_body(body.replace("WAIT", wait), x, np.empty(128, np.uint32))
     assert result.reports == []
     assert (got == x).all()
-    _, result = run(body.replace("WAIT", ""), x, np.empty(128, np.uint32))
+    _, result = run_body(body.replace("WAIT", ""), x, np.empty(128, np.uint32))
     assert {r.kind for r in result.reports} == {"in-flight"}
 
 
@@ -138,10 +138,12 @@ def test_polling_lets_the_others_run() -> None:
     last: ARRIVE
     out: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
     arrive = "mbarrier.arrive.shared::cta.b64 _, [%s];"
-    got, result = run(body.replace("ARRIVE", arrive), np.zeros(1), np.empty(64, np.uint32), block=64)
+    got, result = run_body(body.replace("ARRIVE", arrive), np.zeros(1), np.empty(64, np.uint32), block=64)
     assert result.reports == []
     assert got.tolist() == list(range(64))
-    _, result = run(body.replace("ARRIVE", ""), np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False)
+    _, result = run_body(
+        body.replace("ARRIVE", ""), np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False
+    )
     assert [r.kind for r in result.reports] == ["deadlock"]
 
 
@@ -163,7 +165,7 @@ def test_a_dropped_arrival_is_not_expected_in_the_next_phase() -> None:
       add.u32 %a0, %a0, %a1; add.u32 %a0, %a0, %a2;
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %a0;
     """
-    phases, result = run(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
+    phases, result = run_body(body, np.zeros(1, np.uint32), np.empty(32, np.uint32))
     assert result.reports == []
     assert (phases == 1 + 4).all()
 
@@ -183,6 +185,6 @@ def test_arrivals_of_many_lanes_are_one_after_the_other(expected: int, each: int
       mbarrier.test_wait.shared::cta.b64 %Q, [%bar], %d0; selp.u32 %x0, 1, 0, %Q;
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
     lanes = min(32, expected) if dropped else 32
-    got, result = run(body, np.zeros(1, np.uint32), np.empty(lanes, np.uint32), block=lanes)
+    got, result = run_body(body, np.zeros(1, np.uint32), np.empty(lanes, np.uint32), block=lanes)
     assert [report.kind for report in result.reports] == ["phase-at-exit"] * (lanes % expected > 0 and not dropped)
     assert got.sum() == lanes // expected * expected

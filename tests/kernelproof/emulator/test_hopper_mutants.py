@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from kernelproof.emulator import EmulatorError, Mutant, Options, PtxError, Severity, mutants
-from tests.draws import THOROUGH, drawn_by
+from tests.draws import THOROUGH, draw_part_by_key
 from tests.kernelproof.emulator.hopper import gemm, load, text
 
 # Sizes m, n, k, each with the number of launched clusters. They have fewer and more k-tiles than stages, several tiles
@@ -21,14 +21,14 @@ ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|
 
 
 @cache
-def alone(name: str, which: int) -> str:
+def text_of_kernel(name: str, which: int) -> str:
     """The PTX of kernel number ``which`` of the file ``name``, counted from 0, without the file's other kernels."""
     whole = text(name)
     at = [m.start() for m in re.finditer(r"(?:\.visible\s+)?\.entry", whole)] + [len(whole)]
     return whole[: at[0]] + whole[at[which] : at[which + 1]]
 
 
-def finding(source: str, name: str, entry: str) -> str:
+def first_finding(source: str, name: str, entry: str) -> str:
     """What is first noticed about a PTX text: a finding, a refused launch, wrong values or an error; empty if nothing
     is. ``name``: the file whose host code launches it; ``entry``: the host's function."""
     try:
@@ -52,13 +52,13 @@ def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mut
     total, left = Counter[str](), []
     asynchronous = [
         mutant
-        for mutant in mutants(alone(name, which))
+        for mutant in mutants(text_of_kernel(name, which))
         if mutant.kind not in ("swap", "shift", "compare", "negate", "unguard", "never")
         and ASYNCHRONOUS.search(mutant.name)
     ]
-    for mutant in drawn_by(lambda mutant: mutant.kind, asynchronous, 6):
+    for mutant in draw_part_by_key(lambda mutant: mutant.kind, asynchronous, 6):
         total[mutant.kind] += 1
-        if not finding(mutant.text, name, entry):
+        if not first_finding(mutant.text, name, entry):
             left.append(mutant)
     return total, left
 
@@ -73,7 +73,7 @@ EQUIVALENT = {
 
 @pytest.mark.slow
 def test_mutants_of_a_cluster_with_multicast() -> None:
-    assert finding(alone("tma_gemm", 2), "tma_gemm", "tn_f16_2x1") == ""
+    assert first_finding(text_of_kernel("tma_gemm", 2), "tma_gemm", "tn_f16_2x1") == ""
     total, left = survivors("tma_gemm", 2, "tn_f16_2x1")
     assert set(total) >= {
         "drop", "weaken", "skip", "once", "parity", "bytes", "count", "discount", "step", "swizzle", "own", "raise",
@@ -88,8 +88,8 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
         }
 
 
-# Changes that must be noticed: the file, the kernel's number and the host's function (see ``finding``), a pattern and
-# its replacement, and a pattern of the finding.
+# Changes that must be noticed: the file, the kernel's number and the host's function (see ``first_finding``), a pattern
+# and its replacement, and a pattern of the finding.
 NOTICED = [
     ("tma_gemm", 2, "tn_f16_2x1", r"fence\.proxy\.async\.shared::cta;", "", "without a fence.proxy.async"),
     ("tma_gemm", 2, "tn_f16_2x1", r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "a wgmma of"),
@@ -118,15 +118,15 @@ NOTICED = [
 @pytest.mark.parametrize("case", range(len(NOTICED)))
 def test_noticed(case: int) -> None:
     name, which, entry, pattern, new, words = NOTICED[case]
-    changed, times = re.subn(pattern, new, alone(name, which))
+    changed, times = re.subn(pattern, new, text_of_kernel(name, which))
     assert times
-    assert re.search(words, finding(changed, name, entry))
+    assert re.search(words, first_finding(changed, name, entry))
 
 
 def test_drain_of_the_producer() -> None:
     # These are waits for empty stages after the producer's last copy. Without them a CTA may exit before its peers
     # arrive.
-    source = alone("tma_gemm", 2)
+    source = text_of_kernel("tma_gemm", 2)
     waits = list(re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, [^;]*;", source))
     first_release = source.index("setmaxnreg.inc")
     last_copy = source.rindex("multicast::cluster [", 0, first_release)
@@ -134,13 +134,13 @@ def test_drain_of_the_producer() -> None:
     assert len(drain) == 1
     for m in reversed(drain):
         source = source[: m.start()] + "setp.eq.u32 p, 0, 0;" + source[m.end() :]
-    assert "this CTA may exit before" in finding(source, "tma_gemm", "tn_f16_2x1")
+    assert "this CTA may exit before" in first_finding(source, "tma_gemm", "tn_f16_2x1")
 
 
 def test_end_of_a_split_over_a_cluster() -> None:
     # Without the last cluster barrier a peer may still read the memory of a CTA that has exited.
-    source = alone("tma_split", 1)
+    source = text_of_kernel("tma_split", 1)
     for part in ("arrive.release.aligned;", "wait.acquire.aligned;"):
         at = source.rindex(f"barrier.cluster.{part}")
         source = source[:at] + source[at + len(f"barrier.cluster.{part}") :]
-    assert re.search("may exit before|has exited", finding(source, "tma_split", "split_4"))
+    assert re.search("may exit before|has exited", first_finding(source, "tma_split", "split_4"))

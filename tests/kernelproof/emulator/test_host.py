@@ -17,13 +17,13 @@ from kernelproof import emulator
 from kernelproof.emulator import Device, EmulatorError, Memory
 from kernelproof.emulator.host.cuda import NO_DEVICE
 from kernelproof.emulator.host.program import pack_arguments
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 
 @pytest.fixture(scope="module")
 def program() -> emulator.Program:
     """A GEMM with its launcher."""
-    return emulator.load(compiled("multistage", ".ptx"), launcher=compiled("multistage", ".so"))
+    return emulator.load(compile_file("multistage", ".ptx"), launcher=compile_file("multistage", ".so"))
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ class Config(ctypes.Structure):
 
 
 def test_library_of_a_cubin_answers_with_its_ptx(tmp_path: Path) -> None:
-    (tmp_path / "kernel.ptx").write_text(compiled("multistage", ".ptx").read_text())
+    (tmp_path / "kernel.ptx").write_text(compile_file("multistage", ".ptx").read_text())
     (tmp_path / "kernel.cubin").write_bytes(b"\x7fELF")
     memory = Memory()
     a, d = memory.upload(np.ones((128, 64), np.float16)), memory.upload(np.empty((128, 128), np.float16), "output")
@@ -219,7 +219,7 @@ def test_runtime_is_built_once_and_whole(tmp_path: Path) -> None:
 
 def test_a_process_keeps_its_runtime_when_the_cache_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that opened another file of the same runtime would never find a device."""
-    (tmp_path / "kernel.ptx").write_text(compiled("multistage", ".ptx").read_text())
+    (tmp_path / "kernel.ptx").write_text(compile_file("multistage", ".ptx").read_text())
     (tmp_path / "kernel.cubin").write_bytes(b"\x7fELF")
     with emulator.session():
         assert Runtime().kernel(tmp_path / "kernel.cubin", "gemm_f16")[0] == 0

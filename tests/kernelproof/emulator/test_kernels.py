@@ -11,7 +11,7 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
 from kernelproof.emulator.frontend.flow import dataflow
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 from tests.kernelproof.emulator.kernel_cases import (
     CORRECT_DEVICE,
     CORRECT_SHARED,
@@ -21,7 +21,7 @@ from tests.kernelproof.emulator.kernel_cases import (
     Case,
     program,
     rng,
-    run,
+    run_case,
     source_line,
 )
 
@@ -33,7 +33,7 @@ def label(value: Any) -> str:
 
 @pytest.mark.parametrize("case", CORRECT_SHARED + CORRECT_DEVICE, ids=label)
 def test_correct(case: Case) -> None:
-    reports = run(case)
+    reports = run_case(case)
     assert [r for r in reports if r.is_error] == []
     # The one kernel that reads a value without using it has a benign finding.
     assert [r.kind for r in reports] == ["uninitialised-shared"] * (case.kernel == "garbage_dropped")
@@ -43,7 +43,7 @@ def test_correct(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "where"), WRONG_SHARED + WRONG_DEVICE, ids=label)
 def test_wrong(case: Case, where: str) -> None:
-    reports = run(case)
+    reports = run_case(case)
     assert {r.kind for r in reports} == case.kinds
     assert all(r.is_error for r in reports)
     for report in reports:
@@ -56,7 +56,7 @@ def test_wrong(case: Case, where: str) -> None:
 @pytest.mark.parametrize("case", CORRECT_SHARED + CORRECT_DEVICE, ids=label)
 def test_without_hazards_the_numbers_are_the_same(case: Case) -> None:
     plain = Case(**{**vars(case), "options": Options(hazards=False, lanes=case.options.lanes)})
-    assert run(plain) == []
+    assert run_case(plain) == []
 
 
 def test_floats() -> None:
@@ -80,6 +80,6 @@ def test_floats() -> None:
 def test_lanes_that_leave_lockstep_are_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the static analysis of divergence, the machine must notice at run time and start over."""
     monkeypatch.setattr(dataflow, "_separated_registers", lambda *_: set())
-    fresh = emulator.load(compiled(case.file, ".ptx").read_text())
+    fresh = emulator.load(compile_file(case.file, ".ptx").read_text())
     monkeypatch.setattr(sys.modules[__name__], "program", lambda _: fresh)
-    assert [r for r in run(case) if r.is_error] == []
+    assert [r for r in run_case(case) if r.is_error] == []

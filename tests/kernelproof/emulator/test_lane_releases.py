@@ -19,7 +19,7 @@ from kernelproof.emulator.memory.shared_checks import SharedChecks
 from kernelproof.ground.chips import GPUS
 from tests.kernelproof.emulator import hopper_ptx
 from tests.kernelproof.emulator.drawn_releases import THREADS, draw
-from tests.kernelproof.emulator.hopper_ptx import run
+from tests.kernelproof.emulator.hopper_ptx import run_body
 
 # In the usual and in the adverse order.
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
@@ -115,10 +115,12 @@ def body(
 
 
 @cache
-def found(text: str, adverse: bool) -> tuple[list[int], set[str]]:
+def read_values(text: str, adverse: bool) -> tuple[list[int], set[str]]:
     """The values that warp 1 has read, and the kinds of errors."""
     y = np.zeros(1024, np.uint32)
-    out, result = run(text, np.zeros(1, np.uint32), y, block=64, options=Options(adverse=adverse), check_outputs=False)
+    out, result = run_body(
+        text, np.zeros(1, np.uint32), y, block=64, options=Options(adverse=adverse), check_outputs=False
+    )
     # Warp 1 has threads 32 to 63, and stores from word 512 on.
     return out[544:576].tolist(), {report.kind for report in result.reports if report.is_error}
 
@@ -129,14 +131,14 @@ WRITTEN = [lane ^ 31 for lane in range(32)]  # what the lanes of warp 1 read: th
 @ADVERSE
 @pytest.mark.parametrize("way", WAYS)
 def test_a_lane_does_not_release_for_its_warp(way: str, adverse: bool) -> None:
-    assert found(body(WAYS[way], ""), adverse) == (WRITTEN, {"shared-race"})
+    assert read_values(body(WAYS[way], ""), adverse) == (WRITTEN, {"shared-race"})
 
 
 @ADVERSE
 @pytest.mark.parametrize("between", TOGETHER)
 @pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store", "fenced", "atomic"])
 def test_an_instruction_of_the_whole_warp_comes_between(way: str, between: str, adverse: bool) -> None:
-    assert found(body(WAYS[way], TOGETHER[between]), adverse) == (WRITTEN, set())
+    assert read_values(body(WAYS[way], TOGETHER[between]), adverse) == (WRITTEN, set())
 
 
 # The arrival of every lane in place of one.
@@ -149,13 +151,13 @@ IN_TURN = f"""mov.u32 %u, 0;
 @ADVERSE
 @pytest.mark.parametrize("release", [ALL_LANES, IN_TURN])
 def test_every_lane_releases(release: str, adverse: bool) -> None:
-    assert found(body((release, MBARRIER[1]), "", arrivals=32), adverse) == (WRITTEN, set())
+    assert read_values(body((release, MBARRIER[1]), "", arrivals=32), adverse) == (WRITTEN, set())
 
 
 @ADVERSE
 def test_every_lane_releases_by_an_atomic(adverse: bool) -> None:
     wait = ATOMIC[1].replace("%Q, %v, 0", "%Q, %v, 32").replace("setp.eq", "setp.ne")
-    assert found(body((ATOMIC[0].removeprefix("@%P "), wait), ""), adverse) == (WRITTEN, set())
+    assert read_values(body((ATOMIC[0].removeprefix("@%P "), wait), ""), adverse) == (WRITTEN, set())
 
 
 @ADVERSE
@@ -163,14 +165,14 @@ def test_every_lane_releases_by_an_atomic(adverse: bool) -> None:
 def test_those_lanes_release_that_have_written(arrives: int, kinds: set[str], adverse: bool) -> None:
     # All lanes write, and each lane up to the given one arrives.
     release = f"setp.le.u32 %P, %t, {arrives}; {MBARRIER[0]}"
-    assert found(body((release, MBARRIER[1]), "", arrivals=arrives + 1), adverse) == (WRITTEN, kinds)
+    assert read_values(body((release, MBARRIER[1]), "", arrivals=arrives + 1), adverse) == (WRITTEN, kinds)
 
 
 @ADVERSE
 @pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store", "fenced", "atomic"])
 def test_a_lane_releases_what_it_has_written_itself(way: str, adverse: bool) -> None:
     alone = body(WAYS[way], "", write="@%P st.shared.u32 [%s], 7;", read="ld.shared.u32 %v, [%s];")
-    assert found(alone, adverse) == ([7] * 32, set())
+    assert read_values(alone, adverse) == ([7] * 32, set())
 
 
 @ADVERSE
@@ -178,7 +180,7 @@ def test_a_lane_releases_what_it_has_written_itself(way: str, adverse: bool) -> 
 @pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store"])
 def test_what_lanes_have_written_to_global_memory(way: str, between: str, kinds: set[str], adverse: bool) -> None:
     text = body(WAYS[way], between, write="st.global.u32 [%d2], %t;", read="ld.global.u32 %v, [%d3+-128];")
-    assert found(text, adverse) == (WRITTEN, kinds)
+    assert read_values(text, adverse) == (WRITTEN, kinds)
 
 
 @ADVERSE
@@ -187,7 +189,7 @@ def test_what_lanes_have_written_to_global_memory(way: str, between: str, kinds:
 def test_what_lanes_have_read_is_written_again(write: str, between: str, kinds: set[str], adverse: bool) -> None:
     read = "ld.shared.u32 %v, [%a0]; st.global.u32 [%d2+2176], %v;"
     text = body(MBARRIER, between, write=read, read=f"{write} bra done;")
-    assert found(text, adverse) == ([0] * 32, kinds)
+    assert read_values(text, adverse) == ([0] * 32, kinds)
 
 
 @ADVERSE
@@ -201,7 +203,7 @@ def test_what_lanes_have_written_is_copied(fence: str, between: str, kinds: set[
           cp.async.bulk.global.shared::cta.bulk_group [%d1], [%s], 128;
           cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; bra done;""",
     )
-    assert found(text, adverse) == (list(range(32)), kinds)
+    assert read_values(text, adverse) == (list(range(32)), kinds)
 
 
 @ADVERSE
@@ -217,13 +219,13 @@ def test_what_lanes_have_read_is_overwritten_by_a_copy(between: str, kinds: set[
           cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%d1], 128, [%u];
         land: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%u], 0; @!%Q bra land; bra done;""",
     )
-    assert found(text, adverse) == ([0] * 32, kinds)
+    assert read_values(text, adverse) == ([0] * 32, kinds)
 
 
 @ADVERSE
 def test_all_lanes_write_what_the_first_one_releases(adverse: bool) -> None:
     text = body(MBARRIER, "", write="st.shared.u32 [%s], 7;", read="ld.shared.u32 %v, [%s];")
-    assert found(text, adverse) == ([7] * 32, set())
+    assert read_values(text, adverse) == ([7] * 32, set())
 
 
 @ADVERSE
@@ -240,7 +242,7 @@ def test_lanes_of_a_warp_poll_one_word_in_two_loops(adverse: bool) -> None:
           rest: ld.acquire.cta.shared.u32 %v, [%bar+8]; setp.ne.u32 %Q, %v, 1; @%Q bra rest;
           both: bar.warp.sync -1; ld.shared.u32 %v, [%s];""",
     )
-    assert found(text, adverse) == ([7] * 32, set())
+    assert read_values(text, adverse) == ([7] * 32, set())
 
 
 @ADVERSE
@@ -252,7 +254,7 @@ def test_a_lane_releases_for_one_that_it_has_met(
 ) -> None:
     at = {"shared": "%s", "global": "%q"}[space]
     write = f"setp.eq.u32 %Q, %t, 1; @%Q st.{space}.u32 [{at}], 7;"
-    assert found(body(WAYS[way], between, write=write, read=f"ld.{space}.u32 %v, [{at}];"), adverse) == (
+    assert read_values(body(WAYS[way], between, write=write, read=f"ld.{space}.u32 %v, [{at}];"), adverse) == (
         [7] * 32,
         set() if ordered else {f"{space}-race"},
     )
@@ -280,7 +282,7 @@ def test_lanes_of_two_tiles_do_not_meet(
         f"add.u64 %d3, %q, %d3; st.{space}.u32 {place[0]}, %t",
     )  # fmt: skip
     y = np.zeros(64, np.uint32)
-    out, result = run(text, np.zeros(1, np.uint32), y, options=Options(adverse=adverse), check_outputs=False)
+    out, result = run_body(text, np.zeros(1, np.uint32), y, options=Options(adverse=adverse), check_outputs=False)
     assert {report.kind for report in result.reports} == ({f"{space}-race"} if races else set())
     assert races or out[32:].tolist() == [lane ^ distance for lane in range(32)]
 
@@ -298,7 +300,7 @@ def test_lanes_wait_for_those_that_name_the_same_lanes(adverse: bool) -> None:
       last: setp.eq.u32 %Q, %t, 31; @%Q st.release.cta.shared.u32 [%s], 1;
       done: mul.wide.u32 %d0, %t, 4; add.u64 %d1, %q, %d0; st.global.u32 [%d1], %w;"""
     options = Options(adverse=adverse)
-    out, result = run(text, np.zeros(1, np.uint32), np.zeros(32, np.uint32), options=options, check_outputs=False)
+    out, result = run_body(text, np.zeros(1, np.uint32), np.zeros(32, np.uint32), options=options, check_outputs=False)
     assert {report.kind for report in result.reports if report.is_error} == set()
     assert out[0] == 2
 
@@ -309,7 +311,7 @@ def test_lanes_wait_for_those_that_name_the_same_lanes(adverse: bool) -> None:
 def test_drawn_programs_race_where_only_some_lanes_meet(seed: int, syncs: float, right: bool, ampere: Device) -> None:
     text, races = draw(seed, right, ("released", "fenced")[seed % 2], whole_warps=0.2, syncs=syncs)
     y = np.zeros(THREADS, np.uint32)
-    _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+    _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
     assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 
@@ -330,7 +332,7 @@ def test_drawn_programs_race_whenever_tags_are_written(
     y = np.zeros(THREADS, np.uint32)
     for defers in (True, False):
         monkeypatch.setattr(SharedChecks, "DEFERS", defers)
-        _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+        _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
         assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 
@@ -341,7 +343,7 @@ def test_drawn_programs_race_where_threads_have_no_order(seed: int, right: bool)
     text, races = draw(seed, right, ("mbarrier", "released", "fenced")[seed % 3])
     options = Options(adverse=seed % 2 == 1)
     y = np.zeros(THREADS, np.uint32)
-    _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, options=options, check_outputs=False)
+    _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, options=options, check_outputs=False)
     assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 

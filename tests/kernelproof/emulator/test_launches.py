@@ -20,7 +20,7 @@ from tests.kernelproof.emulator.kernel_cases import (
     TILES_WANT,
     WRONG_SHARED,
     program,
-    run,
+    run_case,
 )
 
 
@@ -46,7 +46,7 @@ def test_threads_that_exit_do_not_hold_up_a_barrier(first: int) -> None:
 
 def test_deadlock_names_both_sides() -> None:
     (case,) = (case for case, _ in WRONG_SHARED if case.kernel == "divergent_barrier")
-    (report,) = [r for r in run(case) if r.kind == "barrier-divergence"]
+    (report,) = [r for r in run_case(case) if r.kind == "barrier-divergence"]
     assert "28 threads (100-127) wait at barrier 0" in report.message
     assert "100 threads (0-99) have exited" in report.message
     assert report.threads == tuple(range(100, 128))

@@ -19,14 +19,14 @@ from kernelproof.sass import DisassemblyError
 from tests import commands
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
-from tests.kernelproof.emulator.build import assembled, compiled, stored
+from tests.kernelproof.emulator.build import assemble, compile_file, stable_file
 from tests.kernelproof.emulator.gemm import gemm
 
 # Seeds of drawn programs.
 SEEDS = range(1000) if THOROUGH else range(5)
 
 
-def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def launch_words(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """The words that a drawn program writes, and the rules of its findings."""
     memory = Memory()
     out = memory.upload(np.zeros((len(words), drawn_programs.WORDS_OUT), np.uint32), "output")
@@ -41,8 +41,8 @@ def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[
 def test_drawn_programs_compute_the_same_in_both_forms(level: int, target: str) -> None:
     for seed in SEEDS if target == "sm_80" else SEEDS[: max(2, len(SEEDS) // 2)]:
         text, words = drawn_programs.text(seed, target), drawn_programs.operands(seed)
-        expected, findings = run(emulator.load(text), words)
-        result, same = run(emulator.load(assembled(text, level, target)), words)
+        expected, findings = launch_words(emulator.load(text), words)
+        result, same = launch_words(emulator.load(assemble(text, level, target)), words)
         wrong = np.argwhere(drawn_programs.differs(expected, result))
         assert wrong.tolist() == [], f"seed {seed}"
         assert findings == same
@@ -51,7 +51,7 @@ def test_drawn_programs_compute_the_same_in_both_forms(level: int, target: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gemm_f32", "gemm_f16"])
 def test_a_matrix_product_is_exact(kernel: str) -> None:
-    program = emulator.load(compiled("multistage", ".cubin"))
+    program = emulator.load(compile_file("multistage", ".cubin"))
     result, exact = gemm(program, kernel, 256, 128, 96, low=-2, high=3)
     assert exact
     assert result.reports == []
@@ -78,7 +78,7 @@ st.global.b32 [%a+24], %r6; st.global.b32 [%a+28], %r7; ret;
 def test_sizes_and_parameters_are_where_the_launch_puts_them(target: str) -> None:
     memory = Memory()
     out = memory.upload(np.zeros(8, np.uint32), "inout")
-    program = emulator.load(assembled(SIZES.replace("sm_80", target), target=target))
+    program = emulator.load(assemble(SIZES.replace("sm_80", target), target=target))
     program.launch("k", (2, 3, 4), (5, 6, 7), [np.uint8(200), out, np.uint32(9)], memory=memory, ctas=[0])
     assert out.bytes().view(np.uint32).tolist() == [5, 6, 7, 2, 3, 4, 200, 9]
 
@@ -105,7 +105,7 @@ def test_a_race_is_named_by_its_address(dropped: str, findings: list[str]) -> No
     """A site's line is the address of its instruction, which has 16 bytes."""
     memory = Memory()
     out = memory.upload(np.zeros(128, np.uint32), "output")
-    program = emulator.load(assembled(RACE.replace(dropped, "")))
+    program = emulator.load(assemble(RACE.replace(dropped, "")))
     reports = program.launch("k", 1, 128, [out], memory=memory, options=Options()).reports
     assert [report.kind for report in reports if report.is_error] == findings
     for report in reports:
@@ -121,7 +121,7 @@ def test_pointers_are_followed_through_pairs_of_registers() -> None:
     out = memory.upload(np.zeros(128, np.uint32), "inout", guard=0)
     other = memory.upload(np.zeros(128, np.uint32), "inout")
     text = RACE.replace("[%a2], %r5", f"[%a2+{other.address - out.address}], %r5")
-    reports = emulator.load(assembled(text)).launch("k", 1, 128, [out], memory=memory).reports
+    reports = emulator.load(assemble(text)).launch("k", 1, 128, [out], memory=memory).reports
     assert {report.kind for report in reports} == {"another-buffer"}
 
 
@@ -141,7 +141,7 @@ def test_what_is_not_modelled_is_refused(target: str, body: str, part: str) -> N
 {body} st.global.f32 [%a0], %f0; ret; }}
 """
     with pytest.raises(UnknownMachineCode, match=part):
-        emulator.load(assembled(text, target=target))
+        emulator.load(assemble(text, target=target))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x02" + bytes(200), b"no cubin at all"])
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_cubin_is_refused(content: bytes, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
 def test_a_cubin_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None:
-    whole = assembled(SIZES).read_bytes()
+    whole = assemble(SIZES).read_bytes()
     path = tmp_path / "cut.cubin"
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(WrongInput):
@@ -164,7 +164,7 @@ def test_a_cubin_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> Non
 
 def test_machine_code_runs_on_its_family_alone() -> None:
     """Code of sm_86 runs on sm_86 and sm_89, but not on sm_80 or sm_90."""
-    program = emulator.load(assembled(SIZES.replace("sm_80", "sm_86"), target="sm_86"))
+    program = emulator.load(assemble(SIZES.replace("sm_80", "sm_86"), target="sm_86"))
     for chip, refused in (("a100", True), ("rtx3090", False), ("rtx4090", False), ("h200", True)):
         device, memory = Device.of(GPUS[chip]), Memory()
         arguments = [np.uint8(1), memory.upload(np.zeros(8, np.uint32), "inout"), np.uint32(2)]
@@ -183,7 +183,7 @@ def test_machine_code_runs_on_its_family_alone() -> None:
 )
 def test_a_check_of_a_cubin_ends_in_one_line(name: str, env: dict[str, str], code: int, tmp_path: Path) -> None:
     """The exit status is 2 for a file that is no whole cubin, and 3 without nvdisasm. The error has one line."""
-    content = assembled(RACE).read_bytes()
+    content = assemble(RACE).read_bytes()
     path = tmp_path / name
     path.write_bytes(content[:1500] if name == "cut.cubin" else content)
     words = ["check", str(path), "--machine-code", "--launch", "k<<<1,128>>>", "--args", "out:u32[128]"]
@@ -223,11 +223,11 @@ int main() {
 @pytest.mark.parametrize("only", ["", " -gencode=arch=compute_80,code=sm_80"])
 @pytest.mark.parametrize(("between", "code"), [("__syncthreads()", 0), ("", 1)])
 def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int) -> None:
-    """A sum whose quotient calls a subroutine of machine code. Without the barrier ``between`` its steps it races.
-    ``only``: compiled for sm_80 alone, without PTX."""
+    """The division calls a subroutine of machine code. Without the barrier ``between`` its steps the sum races.
+    ``only``: options that compile for sm_80 alone, without PTX."""
     command = [
         "check",
-        str(stored(PROGRAM, "total.cu")),
+        str(stable_file(PROGRAM, "total.cu")),
         "--json",
         "--machine-code",
         f"--nvcc-args=-DBETWEEN='{between}'{only}",

@@ -14,7 +14,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.sass import disassemble
 from tests.kernelproof.emulator import drawn_programs
-from tests.kernelproof.emulator.build import assembled
+from tests.kernelproof.emulator.build import assemble
 
 # A module's variables, constants and function.
 HEAD = """.version 8.0
@@ -178,7 +178,7 @@ def forms() -> tuple[emulator.Program, Path]:
         ENTRY.replace("NAME", name).replace("BODY", body) for name, (body, _) in zip(names, FORMS.values(), strict=True)
     ]
     text = HEAD + "".join(entries)
-    return emulator.load(text), assembled(text)
+    return emulator.load(text), assemble(text)
 
 
 def run(program: emulator.Program, kernel: str, words: np.ndarray) -> tuple[np.ndarray, list[str]]:

@@ -17,13 +17,13 @@ from kernelproof import emulator
 from kernelproof.emulator import Device, EmulatorError, Memory
 from kernelproof.ground.chips import GPUS
 from kernelproof.sass import disassemble
-from tests.kernelproof.cubin_edits import edited, rescheduled
+from tests.kernelproof.cubin_edits import edit_cubin, rescheduled_code
 from tests.kernelproof.emulator import test_hopper_clusters as clusters
 from tests.kernelproof.emulator import test_hopper_copies as copies
 from tests.kernelproof.emulator import test_hopper_matrices as matrices
 from tests.kernelproof.emulator import test_hopper_mbarriers as mbarriers
 from tests.kernelproof.emulator import test_tensor_memory as tensors
-from tests.kernelproof.emulator.build import assembled
+from tests.kernelproof.emulator.build import assemble
 
 # Special registers whose value a kernel stores.
 WORDS = (
@@ -45,7 +45,7 @@ ld.param.u8 %r, [first]; st.global.u32 [%a+{4 * len(WORDS)}], %r;
 mov.b64 %b, wide; cvta.param.u64 %b, %b; ld.u32 %r, [%b+60]; st.global.u32 [%a+{4 * len(WORDS) + 4}], %r; ret; }}
 """
     results = []
-    for program in (text, assembled(text, target=target)):
+    for program in (text, assemble(text, target=target)):
         memory = Memory()
         out = memory.upload(np.zeros(len(WORDS) + 2, np.uint32), "inout")
         wide = np.arange(16, dtype=np.uint32).tobytes()
@@ -107,7 +107,7 @@ def test_machine_code_passes_the_test_of_its_ptx(
     def in_machine_code(text: str) -> emulator.Program:
         """The debug sections to which these names lead may have been left out."""
         target = "sm_100a" if ".target sm_100a" in text else "sm_90a"
-        return load(assembled(re.sub(r", function_name .*", "", text), target=target))
+        return load(assemble(re.sub(r", function_name .*", "", text), target=target))
 
     monkeypatch.setattr(emulator, "load", in_machine_code)
     case(*arguments)
@@ -116,7 +116,7 @@ def test_machine_code_passes_the_test_of_its_ptx(
 def test_products_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The instruction of kind::f16 is that of kind::tf32 too; the descriptor tells them apart."""
     text = tensors.tile_text().replace("kind::f16", "kind::tf32")
-    program = emulator.load(assembled(text, target="sm_100a"))
+    program = emulator.load(assemble(text, target="sm_100a"))
     monkeypatch.setattr(emulator, "load", lambda _text: program)
     form = tensors.form
     monkeypatch.setattr(tensors, "form", lambda *shape: form(*shape) | 2 << 7 | 2 << 10)
@@ -146,15 +146,15 @@ def test_a_load_of_tensor_memory_is_complete_where_its_scoreboard_is_waited_for(
     dropped: bool, rules: list[str], tmp_path: Path
 ) -> None:
     """Warps load, and other warps overwrite the same cells after a barrier."""
-    cubin = assembled(READ_THEN_OVERWRITTEN, target="sm_100a")
+    cubin = assemble(READ_THEN_OVERWRITTEN, target="sm_100a")
     (function,) = disassemble(cubin)
     load = next(ins for ins in function.instructions if ins.name == "LDTM")
     after = [ins for ins in function.instructions if ins.address > load.address]
     waiting = next(ins for ins in after if load.control.write_barrier in ins.control.waits)
     assert waiting.address < next(ins for ins in after if ins.name == "BAR").address
     path = tmp_path / "edited.cubin"
-    codes = {waiting.address: rescheduled(waiting, waits=())} if dropped else {}
-    path.write_bytes(edited(cubin.read_bytes(), function.name, codes))
+    codes = {waiting.address: rescheduled_code(waiting, waits=())} if dropped else {}
+    path.write_bytes(edit_cubin(cubin.read_bytes(), function.name, codes))
     memory = Memory()
     out = memory.upload(np.zeros(256, np.uint32), "output")
     result = emulator.load(path).launch(

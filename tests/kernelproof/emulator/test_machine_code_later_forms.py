@@ -9,7 +9,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Device, Memory
 from kernelproof.ground.chips import GPUS
 from kernelproof.sass import disassemble
-from tests.kernelproof.emulator.build import assembled
+from tests.kernelproof.emulator.build import assemble
 from tests.kernelproof.emulator.test_machine_code_forms import is_nan
 
 # The beginning of a text, and a kernel with room for a body.
@@ -158,7 +158,7 @@ def text_of(target: str, bodies: list[str]) -> str:
 @pytest.mark.parametrize("target", ALL)
 def test_each_form_computes_what_its_ptx_computes(target: str) -> None:
     forms = {name: form for name, form in FORMS.items() if target in form[2]}
-    cubin = assembled(text_of(target, [body for body, _, _ in forms.values()]), target=target)
+    cubin = assemble(text_of(target, [body for body, _, _ in forms.values()]), target=target)
     ptx = emulator.load(text_of(target, [SCALAR.get(name, body) for name, (body, _, _) in forms.items()]))
     code = emulator.load(cubin)
     opcodes = {function.name: {ins.opcode for ins in function.instructions} for function in disassemble(cubin)}

@@ -11,7 +11,7 @@ from kernelproof import emulator
 from kernelproof.emulator import Memory
 
 # Type of an operand -> its elements in a register of 32 bits.
-PER = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}
+ELEMENTS_PER_WORD = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}
 
 
 @cache
@@ -74,7 +74,7 @@ CASES = [
 @pytest.mark.parametrize(("shape", "acc", "kind"), CASES)
 def test_fragments(shape: str, acc: str, kind: str) -> None:
     """mma.sync is exact for each shape and type, with registers filled by the layouts of the PTX manual."""
-    k, per = int(shape[6:]), PER[kind]
+    k, per = int(shape[6:]), ELEMENTS_PER_WORD[kind]
     rng = np.random.default_rng(k)
     # The numbers are as large as the operands represent exactly and the accumulator can sum.
     high = {"f16": 9, "bf16": 200, "tf32": 1000, "s8": 127, "u8": 255}[kind]

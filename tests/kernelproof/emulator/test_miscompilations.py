@@ -15,7 +15,7 @@ from examples import miscompilations
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.ground import toolchain
-from tests.kernelproof.emulator.build import assembled
+from tests.kernelproof.emulator.build import assemble
 
 # Threads of a launch, each with an operand of its own.
 LANES = 64
@@ -77,11 +77,11 @@ def outcome(source: str | Path) -> tuple[bytes, set[str]]:
 def test_every_planted_miscompilation_is_found() -> None:
     right = KERNEL.format(target="sm_80", body=RIGHT)
     expected = outcome(right)
-    assert outcome(assembled(right)) == expected
+    assert outcome(assemble(right)) == expected
     for name, (old, new) in PLANTED.items():
         wrong = right.replace(old, new)
         assert wrong != right, name
-        assert outcome(assembled(wrong)) != expected, name
+        assert outcome(assemble(wrong)) != expected, name
 
 
 # Releases of ptxas, and whether they are known to make the errors of examples/miscompilations.py.

@@ -12,14 +12,14 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import EmulatorError, Memory, Mutant, Options, PtxError, mutants
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 from tests.kernelproof.emulator.gemm import SHARED_BYTES, gemm
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
     """The PTX of both kernels, with fp32 and with fp16 accumulators."""
-    return compiled("multistage", ".ptx").read_text()
+    return compile_file("multistage", ".ptx").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ EQUIVALENT = {
 }
 
 
-def caught(mutant: Mutant, kernel: str) -> bool:
+def is_caught(mutant: Mutant, kernel: str) -> bool:
     """Whether a mutant is refused, has a finding, or computes a wrong D with one of the shapes."""
     try:
         changed = emulator.load(mutant.text)
@@ -177,7 +177,7 @@ def test_mutants(text: str) -> None:
         "never",
         "compare",
     }
-    survivors = [mutant for mutant in candidates if not caught(mutant, "gemm_f16")]
+    survivors = [mutant for mutant in candidates if not is_caught(mutant, "gemm_f16")]
     unexplained = [s.name for s in survivors if (s.kind, s.name.split()[1]) not in EQUIVALENT]
     assert unexplained == []
     assert len(survivors) == 8, [s.name for s in survivors]
@@ -195,9 +195,9 @@ def test_memory_stays_small(checkout: Path) -> None:
     program = """
 from pathlib import Path
 from kernelproof import emulator
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 from tests.kernelproof.emulator.gemm import gemm
-gemm(emulator.load(compiled("multistage", ".ptx").read_text()), "gemm_f32", 256, 256, 256)
+gemm(emulator.load(compile_file("multistage", ".ptx").read_text()), "gemm_f32", 256, 256, 256)
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=checkout)

@@ -93,7 +93,9 @@ def product(a: np.ndarray, b: np.ndarray, xor: bool) -> np.ndarray:
     return a @ b
 
 
-def run(text: str, image: np.ndarray, out: np.ndarray, threads: int = 32, extra: tuple[Any, ...] = ()) -> np.ndarray:
+def launch_text(
+    text: str, image: np.ndarray, out: np.ndarray, threads: int = 32, extra: tuple[Any, ...] = ()
+) -> np.ndarray:
     """Launches a text without a finding, and returns its output."""
     memory = Memory()
     x, y = memory.upload(image), memory.upload(out, "output")
@@ -171,7 +173,9 @@ def test_mma(rows: int, k: int, acc: str, kind_a: str, kind_b: str, how: str) ->
         opcode = f"mma.sync.aligned.{shape}.row.col.{how + '.' if how else ''}{acc}.{kind_a}.{kind_b}.{acc}"
     counts = steps * halves, steps, 2 * halves // joined
     text = mma_text(opcode, word, *counts)
-    raw = run(text, image.astype(np.uint64 if word == 8 else np.uint32), np.zeros((32, 2 * halves), NUMBER[acc]))
+    raw = launch_text(
+        text, image.astype(np.uint64 if word == 8 else np.uint32), np.zeros((32, 2 * halves), NUMBER[acc])
+    )
     want = product(a, b, how.startswith("xor")) + c
     if how == "satfinite":
         want = np.clip(want, -(2**31), 2**31 - 1)
@@ -253,7 +257,7 @@ def test_wmma(case: tuple[str, str, str, str, int, int, int, str, str, str]) -> 
         {names("d", nc)}, {names("a", na)}, {names("b", nb)}, {names("c", nc)};
       wmma.store.d.sync.aligned.row.{size}.global.{acc} [%q], {names("d", nc)}, %s;
       ret; }}"""
-    got = run(text, data, np.zeros((m, n), NUMBER[acc]))
+    got = launch_text(text, data, np.zeros((m, n), NUMBER[acc]))
     assert (got == product(a, b, how.startswith("xor")) + c).all()
 
 
@@ -271,7 +275,7 @@ WGMMA = [
 ]  # fmt: skip
 
 
-def swizzled(matrix: np.ndarray, kind: str, mode: str) -> np.ndarray:
+def swizzled_image(matrix: np.ndarray, kind: str, mode: str) -> np.ndarray:
     """A K-major operand of 32 bytes along k in the canonical layout of a swizzle mode, 16 KiB."""
     image, width, span = np.full(16384, 0xFF, np.uint8), BITS[kind] // 8, SPAN[mode]
     for (row, k), value in np.ndenumerate(matrix):
@@ -297,7 +301,7 @@ def test_wgmma(case: tuple[int, str, str, str, str, str, str, bool], keep: int) 
     )
     if how == ".satfinite":
         c[0] = 2**31 - 2
-    shared = np.concatenate([swizzled(a, kind_a, mode_a), swizzled(b, kind_b, mode_b)])
+    shared = np.concatenate([swizzled_image(a, kind_a, mode_a), swizzled_image(b, kind_b, mode_b)])
     count = n // 4 if acc == "f16" else n // 2
     accumulators, fragments = np.zeros((128, n // 2), NUMBER[acc]), np.zeros((128, 4), np.uint32)
     # Thread 32 w + 4 g + t has rows 16 w + g and 16 w + g + 8. Of every 8 columns of D it has 2 t and 2 t + 1.
@@ -363,7 +367,7 @@ def convert(opcode: str, image: np.ndarray, out: Any, names: tuple[str, str]) ->
       .reg .b32 %t, %w<2>; .reg .b16 %h<2>; .reg .b64 %p, %q; ld.param.u64 %p, [x]; ld.param.u64 %q, [y];
       mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, {image[0].nbytes}, %p; mad.wide.u32 %q, %t, {width}, %q;
       {loads} {opcode} %{target}0, {operands}; st.global.b{8 * width} [%q], %{target}0; ret; }}"""
-    return run(text, image, np.zeros(len(image), out), len(image))
+    return launch_text(text, image, np.zeros(len(image), out), len(image))
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])

@@ -91,7 +91,7 @@ def _toy() -> Iterator[None]:
     unregister("toy.copy", "toy.wait")
 
 
-def run(text: str) -> tuple[Array, list[str]]:
+def launch_text(text: str) -> tuple[Array, list[str]]:
     """The words that the kernel writes, and the kinds of its findings."""
     memory = emulator.Memory()
     x, y = memory.upload(X), memory.upload(np.empty(32, np.uint32), "output")
@@ -101,29 +101,29 @@ def run(text: str) -> tuple[Array, list[str]]:
 
 @pytest.mark.usefixtures("_toy")
 def test_a_toy_instruction_runs_and_is_mutated() -> None:
-    values, kinds = run(TEXT)
+    values, kinds = launch_text(TEXT)
     assert kinds == []
     assert np.array_equal(values, X)
     mutants = {mutant.name: mutant for mutant in emulator.mutants(TEXT) if "toy" in mutant.name}
     assert list(mutants) == ["drop toy.copy.b32 at 14", "shift toy.copy.b32 at 14", "drop toy.wait at 15"]
     # Without the wait the data is in flight. A shifted copy writes to the next word. Without the copy nothing was
     # written.
-    assert run(mutants["drop toy.wait at 15"].text)[1] == ["in-flight"]
-    assert "uninitialised-shared" in run(mutants["drop toy.copy.b32 at 14"].text)[1]
-    shifted, kinds = run(mutants["shift toy.copy.b32 at 14"].text)
+    assert launch_text(mutants["drop toy.wait at 15"].text)[1] == ["in-flight"]
+    assert "uninitialised-shared" in launch_text(mutants["drop toy.copy.b32 at 14"].text)[1]
+    shifted, kinds = launch_text(mutants["shift toy.copy.b32 at 14"].text)
     assert np.array_equal(shifted[1:], X[:-1])
     assert kinds != []
 
 
 def test_other_types_and_forgotten_instructions_are_unknown() -> None:
     with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 14: unknown instruction: toy\.copy\.b32"):
-        run(TEXT)
+        launch_text(TEXT)
 
 
 @pytest.mark.usefixtures("_toy")
 def test_a_form_serves_its_types_only() -> None:
     with pytest.raises(emulator.UnknownInstruction, match=r"toy\.copy\.b64"):
-        run(TEXT.replace("toy.copy.b32", "toy.copy.b64"))
+        launch_text(TEXT.replace("toy.copy.b32", "toy.copy.b64"))
 
 
 def test_what_completes_an_asynchronous_instruction_is_known_and_can_be_mutated() -> None:

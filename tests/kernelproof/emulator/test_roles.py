@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof import emulator
-from tests.kernelproof.emulator.hopper_ptx import exchange, run
+from tests.kernelproof.emulator.hopper_ptx import exchange, run_body
 from tests.kernelproof.emulator.test_tensor_memory import launch
 
 # A test runs with the roles of both warps or CTAs swapped, and in both orders of events.
@@ -49,7 +49,7 @@ def test_an_arrival_at_an_mbarrier(space: str, reads_waiting: bool, waiter: int,
     places, own, other = PLACES[space]
     text = MBARRIER.replace("PLACES", places).replace("OWN", own).replace("OTHER", other).replace("SPACE", space)
     text = text.replace("WAITER", str(waiter)).replace("READER", str(waiter if reads_waiting else 1 - waiter))
-    got, result = run(
+    got, result = run_body(
         text, np.zeros(1, np.uint32), np.empty(128, np.uint32), block=64, check_outputs=False,
         options=emulator.Options(adverse=adverse),
     )  # fmt: skip
@@ -144,7 +144,7 @@ done: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
 def test_the_completion_of_a_bulk_copy(reads_waiting: bool, issuer: int, waiter: int) -> None:
     reader = waiter if reads_waiting else 1 - waiter
     text = BULK.replace("ISSUER", str(32 * issuer)).replace("WAITER", str(waiter)).replace("READER", str(reader))
-    got, result = run(text, np.arange(32, dtype=np.uint32), np.empty(64, np.uint32), block=64)
+    got, result = run_body(text, np.arange(32, dtype=np.uint32), np.empty(64, np.uint32), block=64)
     assert kinds(result) == (set() if reads_waiting else {"shared-race"})
     assert not reads_waiting or (got.reshape(2, 32)[reader] == np.arange(32)).all()
 
@@ -198,7 +198,7 @@ over:"""
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("lanes", [32, None])
 def test_the_end_of_a_cta(first: int, lanes: int | None, cluster: int) -> None:
-    _, result = run(
+    _, result = run_body(
         EXIT.replace("FIRST", str(first)), np.zeros(1, np.uint32), np.zeros(64, np.uint32), grid=2, cluster=cluster,
         check_outputs=False, options=emulator.Options(lanes=lanes),
     )  # fmt: skip
@@ -215,7 +215,7 @@ reads: barrier.cluster.arrive; barrier.cluster.wait;
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_threads_that_end_before_a_barrier_of_the_cluster(first: int) -> None:
-    _, result = run(
+    _, result = run_body(
         EXIT_BEFORE_CLUSTER.replace("FIRST", str(first)), np.zeros(1, np.uint32), np.zeros(64, np.uint32), block=64,
         check_outputs=False,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from kernelproof import emulator
 from kernelproof.emulator import RULES, Memory, Severity
 from kernelproof.emulator.frontend.flow.dependence import memory_dependence
 from kernelproof.emulator.frontend.flow.graph import build
-from tests.kernelproof.emulator.hopper_ptx import run
+from tests.kernelproof.emulator.hopper_ptx import run_body
 
 
 def test_every_rule_is_used_and_registered(checkout: Path) -> None:
@@ -31,7 +31,7 @@ def test_every_rule_is_used_and_registered(checkout: Path) -> None:
 
 def test_a_phase_at_exit_is_lint() -> None:
     body = "mbarrier.init.shared::cta.b64 [%s], 2; bar.warp.sync -1; mbarrier.arrive.shared::cta.b64 _, [%s];"
-    _, result = run(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
     (report,) = result.reports
     assert (report.kind, report.severity, report.is_error) == ("phase-at-exit", Severity.LINT, False)
     assert str(report).startswith("lint, phase-at-exit: the CTA exits in the middle of a phase")
@@ -219,7 +219,7 @@ def test_a_race_is_benign_if_no_value_of_its_reads_matters(race: str, use: str) 
     body = f"""mov.u32 %n, 0; mad.lo.u32 %v, %t, 4, %s; {RACES[race]} {USES[use]}
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %x0;"""
     x = np.zeros(64, np.uint32)
-    _, result = run(body, x, np.empty(64, np.uint32), block=64)
+    _, result = run_body(body, x, np.empty(64, np.uint32), block=64)
     (report,) = result.reports
     assert report.kind == "shared-race"
     matters = use not in ("nothing", "the first read") or (use == "the first read" and race == "read twice")

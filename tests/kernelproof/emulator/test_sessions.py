@@ -60,50 +60,50 @@ class Recorder(SessionHooks):
         launches.clear()
 
 
-def output(memory: Memory, count: int) -> Buffer:
+def output_buffer(memory: Memory, count: int) -> Buffer:
     """An output of this many numbers, which hold 99."""
     return memory.upload(np.full(count, 99, np.uint32), "output", name="x")
 
 
-def run(policy: SessionPolicy, grid: int, count: int) -> tuple[Session, Buffer]:
+def launch_numbers(policy: SessionPolicy, grid: int, count: int) -> tuple[Session, Buffer]:
     """A session that has launched ``numbers``, and its output."""
     session = Session(policy)
-    x = output(session.memory, count)
+    x = output_buffer(session.memory, count)
     session.run(emulator.load(NUMBERS), "numbers", grid, 1, [x])
     return session, x
 
 
 def test_a_direct_launch_needs_no_open_session_and_is_kept() -> None:
-    session, x = run(SessionPolicy(), 4, 4)
+    session, x = launch_numbers(SessionPolicy(), 4, 4)
     assert x.download().tolist() == [0, 1, 2, 3]
     assert ([launch.kernel for launch in session.launches], session.reports) == (["numbers"], [])
 
 
 def test_the_filter_chooses_ctas_and_turns_off_the_check_of_outputs() -> None:
-    session, x = run(SessionPolicy(cta_filter=lambda grid: [0, grid[0] - 1]), 4, 4)
+    session, x = launch_numbers(SessionPolicy(cta_filter=lambda grid: [0, grid[0] - 1]), 4, 4)
     assert x.download().view(np.int32).tolist() == [0, -1, -1, 3]
     session.check_outputs()
     assert session.reports == []
 
 
 def test_outputs_are_checked_where_asked_and_those_of_a_launchs_own_memory_at_its_end() -> None:
-    session, _ = run(SessionPolicy(), 3, 4)
+    session, _ = launch_numbers(SessionPolicy(), 3, 4)
     assert session.reports == []
     session.check_outputs()
     assert [(report.kind, report.count) for report in session.reports] == [("unwritten-output", 1)]
     for check, kinds in ((True, ["unwritten-output"]), (False, [])):
         own = Memory()
         session = Session(SessionPolicy(check_outputs=check))
-        session.run(emulator.load(NUMBERS), "numbers", 3, 1, [output(own, 4)], memory=own)
+        session.run(emulator.load(NUMBERS), "numbers", 3, 1, [output_buffer(own, 4)], memory=own)
         assert [report.kind for report in session.reports] == kinds
 
 
 def test_the_device_and_options_of_the_policy_are_those_of_the_launch() -> None:
     old = SessionPolicy(Device(capability=(7, 5)))
     with pytest.raises(LaunchRefused) as caught:
-        run(old, 1, 1)
+        launch_numbers(old, 1, 1)
     assert caught.value.code == NO_IMAGE
-    session, _ = run(SessionPolicy(options=Options(counters=True)), 2, 2)
+    session, _ = launch_numbers(SessionPolicy(options=Options(counters=True)), 2, 2)
     counters = session.launches[0].counters
     assert counters is not None
     assert counters.instructions["st.global.u32"] == 2
@@ -111,7 +111,7 @@ def test_the_device_and_options_of_the_policy_are_those_of_the_launch() -> None:
 
 def test_hooks_execute_launches_and_receive_what_was_found() -> None:
     hooks = Recorder()
-    session, x = run(SessionPolicy(hooks=hooks), 1, 1)
+    session, x = launch_numbers(SessionPolicy(hooks=hooks), 1, 1)
     assert (hooks.executed, [launch.kernel for launch in hooks.launches]) == ([], ["numbers"])
     assert x.download().view(np.int32).tolist() == [-1]
     session.run(emulator.load(NUMBERS), "numbers", 2, 1, [x])  # the second CTA stores beyond the buffer
@@ -153,7 +153,7 @@ def test_refusals_are_findings_only_by_the_policy(strict: bool) -> None:
     assert [report.kind for report in session.reports] == ["copy-out-of-bounds"] * (2 * strict)
 
 
-def test_unsupported_functions_are_told_once() -> None:
+def test_an_unsupported_function_is_reported_once() -> None:
     class Names(SessionHooks):
         def __init__(self) -> None:
             self.names: list[str] = []

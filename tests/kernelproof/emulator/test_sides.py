@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Memory, load
-from tests.kernelproof.emulator.build import compiled_text
+from tests.kernelproof.emulator.build import ptx_of_text
 
 # Each lane reads its own word and another lane's, and writes its own word without a barrier in between. BEFORE and
 # AFTER are the two reads, in either order. Comments mark the lines of both sides of the race.
@@ -52,7 +52,7 @@ def test_the_other_side_is_the_read_of_another_lane(name: str) -> None:
     text = TEXTS[name]
     memory = Memory()
     x = memory.upload(np.ones(32, np.float32), "inout")
-    reports = load(compiled_text(text, "sm_80")).launch("kernel", 1, 32, [x], memory=memory).reports
+    reports = load(ptx_of_text(text, "sm_80")).launch("kernel", 1, 32, [x], memory=memory).reports
     here, there = (
         {i for i, line in enumerate(text.split("\n"), 1) if f"// {mark}" in line} for mark in ("here", "there")
     )

@@ -10,7 +10,7 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
-from tests.kernelproof.emulator.hopper_ptx import run
+from tests.kernelproof.emulator.hopper_ptx import run_body
 
 # The numbers of a warp's lanes.
 LANES = np.arange(32)
@@ -48,14 +48,14 @@ COLLECTIVES = {
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_lanes_at_an_mbarrier_are_waited_for(collective: str, adverse: bool) -> None:
     body = WAIT.replace("COLLECTIVE", collective).replace("ARRIVE", ARRIVE)
-    got, result = run(body, np.zeros(1), np.empty(64, np.uint32), block=64, options=Options(adverse=adverse))
+    got, result = run_body(body, np.zeros(1), np.empty(64, np.uint32), block=64, options=Options(adverse=adverse))
     assert result.reports == []
     assert got.tolist() == [*COLLECTIVES[collective], *[0] * 32]
 
 
 def test_lanes_that_never_come_are_a_deadlock() -> None:
     vote = WAIT.replace("COLLECTIVE", "vote.sync.ballot.b32 %w, %E, -1;").replace("ARRIVE", "")
-    _, result = run(vote, np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False)
+    _, result = run_body(vote, np.zeros(1), np.empty(64, np.uint32), block=64, check_outputs=False)
     assert [r.kind for r in result.reports] == ["deadlock"]
     assert "31 threads (0-2, 4-31) wait at an instruction that their warp executes together" in str(result.reports[0])
     assert "1 threads (3) wait at the mbarrier" in str(result.reports[0])
@@ -72,7 +72,7 @@ def test_lanes_that_go_elsewhere_are_reported(after: str, rule: str) -> None:
       setp.gt.u32 %P, %t, 15; @%P bra over;
       vote.sync.any.pred %Q, %P, -1;
     over: {after} mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
-    _, result = run(body, np.zeros(1), np.empty(32, np.uint32), check_outputs=False)
+    _, result = run_body(body, np.zeros(1), np.empty(32, np.uint32), check_outputs=False)
     assert [r.kind for r in result.reports] == [rule]
 
 

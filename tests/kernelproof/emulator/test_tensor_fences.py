@@ -16,7 +16,7 @@ STEPS = {
 }
 
 
-def handed_over(step: str = "", warp: int = -1) -> str:
+def handover_body(step: str = "", warp: int = -1) -> str:
     """The body in which a warp leaves out a step of ``STEPS``. By default no warp leaves anything out."""
     guarded = {
         name: f"setp.eq.u32 %F, %w, {warp}; @%F bra past_{name}; {text} past_{name}:" if name == step else text
@@ -44,13 +44,13 @@ def test_what_a_warp_leaves_out_is_found_of_that_warp(step: str) -> None:
         # Warps 0 to 3 store to tensor memory and execute the steps "wait" and "before". Warp ``warp + 4`` loads what
         # ``warp`` has stored, and executes the step "after".
         left_out = warp + 4 * (step == "after")
-        _, result = launch(handed_over(step, left_out), x, np.empty(128, np.uint32), block=256)
+        _, result = launch(handover_body(step, left_out), x, np.empty(128, np.uint32), block=256)
         assert {report.kind for report in result.reports} == {"tensor-memory-race"}
         assert result.reports[0].threads[0] // 32 == warp + 4
 
 
 def test_warps_that_leave_nothing_out_hand_over_what_they_stored() -> None:
     x = np.arange(7, 135, dtype=np.uint32)
-    got, result = launch(handed_over(), x, np.empty(128, np.uint32), block=256)
+    got, result = launch(handover_body(), x, np.empty(128, np.uint32), block=256)
     assert result.reports == []
     np.testing.assert_array_equal(got, x)

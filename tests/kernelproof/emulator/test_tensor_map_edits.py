@@ -1,6 +1,4 @@
-"""Proves tensor maps that a kernel makes or changes: a copy must follow their new contents, and a missing fence must be
-reported.
-"""
+"""Proves that a copy follows a tensor map which a kernel makes or changes, and that a missing fence is reported."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import LaunchResult, Memory
-from tests.kernelproof.emulator.hopper_ptx import entry, launch, run
+from tests.kernelproof.emulator.hopper_ptx import entry, launch, run_body
 
 
 def test_fences_of_tensor_maps_are_accepted() -> None:
@@ -19,7 +17,7 @@ def test_fences_of_tensor_maps_are_accepted() -> None:
       fence.proxy.async.global; fence.proxy.alias; fence.acq_rel.cluster; nanosleep.u32 20; mov.u64 %g, %globaltimer;
       createpolicy.fractional.L2::evict_first.b64 %d0, 1.0; prefetch.global.L2 [%p];
       mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %t;"""
-    got, result = run(body, np.zeros(64, np.uint32), np.empty(32, np.uint32))
+    got, result = run_body(body, np.zeros(64, np.uint32), np.empty(32, np.uint32))
     assert result.reports == []
     assert got.tolist() == list(range(32))
 
@@ -66,7 +64,7 @@ def run_edits(
     """
     x = np.arange(24 * 64, dtype=np.uint16).reshape(24, 64)
     body = text.replace("STRIDE", stride).replace("TYPE", str(elemtype))
-    return run(body, x, np.empty(64 + 512, np.uint16), check_outputs=False, **settings)
+    return run_body(body, x, np.empty(64 + 512, np.uint16), check_outputs=False, **settings)
 
 
 @pytest.mark.parametrize("elemtype", [6, 10])  # fp16, and bf16, whose number for the host is 9

@@ -19,7 +19,7 @@ from kernelproof.emulator import Device, EmulatorError, LaunchResult, Memory, Op
 from kernelproof.emulator.blackwell.fragments import SHAPES
 from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.ground.chips import GPUS
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import compile_file
 
 # The device of all launches.
 B200 = Device.of(GPUS["b200"])
@@ -174,7 +174,7 @@ def test_a_packed_load_gives_neighbours_of_a_row_as_mma_sync_has_them() -> None:
 @cache
 def tile_text() -> str:
     """The PTX of a kernel with tcgen05 instructions."""
-    return compiled("tensor_memory", ".ptx", arch="sm_100a").read_text()
+    return compile_file("tensor_memory", ".ptx", arch="sm_100a").read_text()
 
 
 def form(m: int, n: int, kind: str = "f16", acc: str = "f32") -> int:
@@ -245,7 +245,7 @@ def test_a_pair_is_exact_and_clean(m: int, n: int, adverse: bool) -> None:
     assert np.array_equal(got, want)
 
 
-def finding(run: Callable[..., tuple[np.ndarray, np.ndarray, LaunchResult]], text: str) -> str:
+def first_finding(run: Callable[..., tuple[np.ndarray, np.ndarray, LaunchResult]], text: str) -> str:
     """The first thing that is noticed about a variant of a kernel."""
     for adverse in (False, True):
         try:
@@ -260,7 +260,7 @@ def finding(run: Callable[..., tuple[np.ndarray, np.ndarray, LaunchResult]], tex
     return ""
 
 
-def alone(kernel: str) -> str:
+def text_of_kernel(kernel: str) -> str:
     """The text of one kernel."""
     head, *entries = re.split(r"(?=\.visible \.entry)", tile_text())
     return head + next(entry for entry in entries if f".entry {kernel}(" in entry)
@@ -279,13 +279,13 @@ EQUIVALENT = {
 
 @pytest.mark.slow
 def test_mutants_of_a_tile_are_noticed() -> None:
-    text = alone("tile")
-    assert finding(tile, text) == ""
+    text = text_of_kernel("tile")
+    assert first_finding(tile, text) == ""
     chosen = [m for m in mutants(text) if "tcgen05" in m.name or "proxy" in m.name]
     assert {m.kind for m in chosen} >= {
         "drop", "fewer", "late", "step", "swizzle", "shape", "type", "keep", "group", "shift",
     }  # fmt: skip
-    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(tile, m.text))
+    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not first_finding(tile, m.text))
     assert left == {key: count for key, (count, _) in EQUIVALENT.items()}
 
 
@@ -307,11 +307,11 @@ EQUIVALENT_IN_PAIRS = {
 
 @pytest.mark.slow
 def test_mutants_of_a_pair_are_noticed() -> None:
-    text = alone("pair")
-    assert finding(pair, text) == ""
+    text = text_of_kernel("pair")
+    assert first_finding(pair, text) == ""
     chosen = [m for m in mutants(text) if re.search("tcgen05|bulk|cluster|mbarrier", m.name)]
     assert {m.kind for m in chosen} >= {"drop", "alone", "narrow", "skip", "parity", "bytes", "count"}
-    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not finding(pair, m.text))
+    left = Counter((m.kind, m.name.split()[1]) for m in chosen if not first_finding(pair, m.text))
     assert left == {key: count for key, (count, _) in EQUIVALENT_IN_PAIRS.items()}
 
 
@@ -348,7 +348,7 @@ RELINQUISH = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_reported(old: str, new: str, rule: str, words: str) -> None:
-    text, changes = re.subn(old, new, alone("tile"))
+    text, changes = re.subn(old, new, text_of_kernel("tile"))
     assert changes
     reports = tile(text, options=Options(loop_limit=2000))[2].reports
     assert any(report.kind == rule and words in report.message for report in reports), [str(r) for r in reports]
@@ -375,7 +375,7 @@ def test_a_descriptor_of_no_product_is_reported(change: int, words: str) -> None
 
 def test_an_operand_under_way_is_reported() -> None:
     """The issuer of products does not wait for TMA, or TMA does not wait for products that still read the stage."""
-    text = alone("pair")
+    text = text_of_kernel("pair")
     skipped = [m.text for m in mutants(text) if m.kind == "skip"]
     kinds = {report.kind for changed in skipped for report in pair(changed)[2].reports}
     assert {"in-flight", "tensor-memory-race"} <= kinds
@@ -390,7 +390,7 @@ def test_an_operand_under_way_is_reported() -> None:
 def test_a_pair_gives_columns_back_after_the_accesses_of_both_ctas(late: str, adverse: bool) -> None:
     """This holds whichever CTA loads later. With barriers of each CTA alone, a CTA would free columns that the other
     one reads."""
-    text = alone("pair")
+    text = text_of_kernel("pair")
     head, last = text.rsplit("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", 1)
     delay = "{.reg .pred p; .reg .b32 r, i; mov.u32 r, %cluster_ctarank; setp.ne.u32 p, r, " + late + "; @p bra late;"
     delay += " mov.u32 i, 0; more: add.u32 i, i, 1; setp.lt.u32 p, i, 100; @p bra more; late:}"
@@ -451,7 +451,7 @@ def claims(text: str, options: Options | None = None) -> tuple[np.ndarray, np.nd
 
 
 def test_running_ctas_do_the_work_of_those_that_have_not_started() -> None:
-    times, done, result = claims(alone("claims"))
+    times, done, result = claims(text_of_kernel("claims"))
     assert [str(report) for report in result.reports] == []
     assert (times == 1).all()
     assert (done[:4] > 0).all()
@@ -459,7 +459,7 @@ def test_running_ctas_do_the_work_of_those_that_have_not_started() -> None:
 
 
 def test_work_is_done_once_though_requests_fail_at_random() -> None:
-    times, done, result = claims(alone("claims"), Options(adverse=True))
+    times, done, result = claims(text_of_kernel("claims"), Options(adverse=True))
     assert [str(report) for report in result.reports] == []
     assert (times == 1).all()
     # CTAs whose request failed have made room for other CTAs, which started.
@@ -467,7 +467,7 @@ def test_work_is_done_once_though_requests_fail_at_random() -> None:
 
 
 def test_misuse_of_requests_is_reported() -> None:
-    text = alone("claims")
+    text = text_of_kernel("claims")
     request = re.search(r"clusterlaunchcontrol.try_cancel[^;]*;", text)
     assert request is not None
     # A CTA sends one more request after a negative response, and nobody waits for it.
@@ -480,15 +480,15 @@ def test_misuse_of_requests_is_reported() -> None:
 
 @pytest.mark.slow
 def test_mutants_of_requests_are_noticed() -> None:
-    def checked(text: str, options: Options) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
+    def run_checked(text: str, options: Options) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
         times, _, result = claims(text, options)
         return times, np.ones_like(times), result
 
-    text = alone("claims")
+    text = text_of_kernel("claims")
     # Without a guard, the coordinates after a negative response are undefined, but not used.
     chosen = [m for m in mutants(text) if "clusterlaunch" in m.name and m.kind != "unguard"]
     assert {m.kind for m in chosen} == {"drop", "always", "negate"}
-    assert [m.name for m in chosen if not finding(checked, m.text)] == []
+    assert [m.name for m in chosen if not first_finding(run_checked, m.text)] == []
 
 
 # --- layouts of operands

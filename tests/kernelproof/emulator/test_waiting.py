@@ -13,7 +13,7 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Device, Memory, Options
-from tests.kernelproof.emulator.build import compiled_text
+from tests.kernelproof.emulator.build import ptx_of_text
 
 Array = Any
 # CTAs of a launch, and the kernels. ``flag``, ``data`` and ``out`` have an int for each CTA.
@@ -102,7 +102,7 @@ def launch(kernel: str, options: Options, device: Device = emulator.HOPPER) -> t
     """The violated rules, the output, and the messages of a launch."""
     memory = Memory()
     buffers = [memory.upload(np.zeros(CTAS, np.int32), "inout") for _ in range(3)]
-    code = emulator.load(compiled_text(CODE, "sm_80"))
+    code = emulator.load(ptx_of_text(CODE, "sm_80"))
     result = code.launch(kernel, CTAS, 64, buffers, memory=memory, options=options, device=device)
     text = " ".join(r.message for r in result.reports)
     return {r.kind for r in result.reports}, buffers[2].download(), text

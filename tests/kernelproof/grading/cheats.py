@@ -32,7 +32,7 @@ WHOLE = {"grid": 1, "block": 256}  # the launch of one CTA that computes all
 def table(form: Form, entries: dict[str, str], **changes: object) -> Table:
     """Cheating kernels of a form, by entry. ``entries``: entry -> the rules that find it, separated by blanks.
     ``changes``: of the form's contract."""
-    return {entry: form.of(entry, *rules.split(), file=FILE, **changes) for entry, rules in entries.items()}
+    return {entry: form.program(entry, *rules.split(), file=FILE, **changes) for entry, rules in entries.items()}
 
 
 KINDS: dict[str, Table] = {
@@ -117,8 +117,8 @@ KINDS: dict[str, Table] = {
         **table(DOUBLE, {"waits_for_ever": "barrier-divergence"}, grid=1, block=64, shapes=[{"n": 64}]),
     },
     "times": {
-        "below_floor": product_tn("f16", "f32").of("wmma_f16_tn", "below-floor", claimed_us=0.01, gpu="a100"),
-        "below_rate": product("f32").of(
+        "below_floor": product_tn("f16", "f32").program("wmma_f16_tn", "below-floor", claimed_us=0.01, gpu="a100"),
+        "below_rate": product("f32").program(
             "matmul_naive", "below-floor", claimed_us=[1.0, 0.2], gpu="h200"
         ),
     },

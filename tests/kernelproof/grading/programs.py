@@ -56,7 +56,7 @@ class Form:
     block: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, entry: str, *rules: str, file: str = "honest.cu", **changes: Any) -> Program:
+    def program(self, entry: str, *rules: str, file: str = "honest.cu", **changes: Any) -> Program:
         """A program of this form. ``changes``: of the reference, shapes or buffers, of the launch (grid, block, smem,
         args), all ``launches``, or else of the options."""
         own = {name: changes.pop(name) for name in ("reference", "shapes", "buffers") if name in changes}

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def judged(solution: str, reference: Path) -> Verdict:
+def verdict_of(solution: str, reference: Path) -> Verdict:
     """The verdict on a solution, by the reference of any of the benchmarks."""
     pytest.importorskip("torch")
     from kernelproof.grading.benchmarks.judgement import check_solution
@@ -44,7 +44,7 @@ def judged(solution: str, reference: Path) -> Verdict:
     return check_solution(solution, reference, limits=Limits(compile_s=200))
 
 
-def with_call(text: str) -> str:
+def solution_with_call(text: str) -> str:
     """The honest solution with another call of its kernel."""
     assert solutions.CALL in solutions.HONEST
     return solutions.HONEST.replace(solutions.CALL, text)
@@ -230,7 +230,7 @@ def test_what_is_no_message_takes_no_memory(data: bytes) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["honest", *solutions.CHANGES])
 def test_honest_solutions_are_right(folder: Path, name: str) -> None:
-    verdict = judged(with_call(solutions.CHANGES.get(name, solutions.CALL)), folder / "model.py")
+    verdict = verdict_of(solution_with_call(solutions.CHANGES.get(name, solutions.CALL)), folder / "model.py")
     assert verdict.right, str(verdict)
     assert "scaled_relu" in verdict.kernels[0].name
     assert verdict.calls >= 6
@@ -243,7 +243,7 @@ def test_honest_solutions_are_right(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", solutions.CHEATS)
 def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
     rule, text = solutions.CHEATS[name]
-    verdict = judged(with_call(text), folder / "model.py")
+    verdict = verdict_of(solution_with_call(text), folder / "model.py")
     assert verdict.outcome == "wrong", str(verdict)
     assert rule in verdict.rules, str(verdict)
 
@@ -262,7 +262,7 @@ def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) 
     """The kernel works only where it recognises the emulator."""
     text = solutions.HONEST.replace("if (i < n)", "__shared__ int shared; if (i < n)")
     text = text.replace("* 2.f;", f"* ({reading} ? 2.f : 3.f);")
-    verdict = judged(text, folder / "model.py")
+    verdict = verdict_of(text, folder / "model.py")
     assert READINGS[reading] in verdict.rules, str(verdict)
 
 
@@ -272,7 +272,7 @@ def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) 
 def test_what_cannot_run_here_is_not_wrong(folder: Path, name: str) -> None:
     call = solutions.UNJUDGED[name]
     for text in [call] if call.startswith("try") else [call, f"try: {call}\n        except ValueError: pass"]:
-        verdict = judged(with_call(text), folder / "model.py")
+        verdict = verdict_of(solution_with_call(text), folder / "model.py")
         assert verdict.outcome == "not checked", str(verdict)
 
 
@@ -281,9 +281,9 @@ def test_a_solution_for_the_stated_shape_alone_is_not_wrong_on_a_smaller_one(fol
     """The same fault is wrong in a text that has no size of the stated shape."""
     for size, outcome in (("1024", "not checked"), ("512 * 2", "wrong")):
         call = f"return ext.launch(self.linear(x)) * (x.shape[1] // ({size}))"
-        assert judged(with_call(call), folder / "model.py").outcome == outcome
+        assert verdict_of(solution_with_call(call), folder / "model.py").outcome == outcome
     torch_alone = "return torch.relu(self.linear(x)) * (2 if x.shape[1] < 1024 else 2)"
-    assert judged(with_call(torch_alone), folder / "model.py").outcome == "wrong"
+    assert verdict_of(solution_with_call(torch_alone), folder / "model.py").outcome == "wrong"
 
 
 # The stated shape has 600 x 10 elements.
@@ -306,8 +306,8 @@ def test_launches_are_tried_on_the_stated_shape(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(judgement, "BUDGET", 10_000)
     monkeypatch.setattr(judgement, "STATED_BUDGET", 100_000)
     (folder / "scaled.py").write_text(SCALED)
-    text = with_call("return ext.launch(x)").replace("<<<(n + 255) / 256, 256>>>", grid)
-    verdict = judged(text, folder / "scaled.py")
+    text = solution_with_call("return ext.launch(x)").replace("<<<(n + 255) / 256, 256>>>", grid)
+    verdict = verdict_of(text, folder / "scaled.py")
     assert verdict.outcome == GRIDS[grid], str(verdict)
     shapes = [shape["batch"] for shape in verdict.shapes]
     assert shapes[0] < 600
@@ -317,17 +317,17 @@ def test_launches_are_tried_on_the_stated_shape(folder: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_an_inherited_reference_is_no_solution(folder: Path) -> None:
     text = solutions.REFERENCE + "\nclass ModelNew(Model):\n    pass\n"
-    assert {"no-kernel", "library-call"} <= judged(text, folder / "model.py").rules
+    assert {"no-kernel", "library-call"} <= verdict_of(text, folder / "model.py").rules
 
 
 @pytest.mark.slow
 def test_gpu_mode_with_triton(folder: Path) -> None:
-    verdict = judged(solutions.TRITON, folder)
+    verdict = verdict_of(solutions.TRITON, folder)
     assert verdict.right, str(verdict)
     assert verdict.shapes == [{"size": 31}]
     wrong = solutions.TRITON.replace("mask = i < n", "mask = i < n - 1")
-    assert "wrong-value" in judged(wrong, folder).rules
-    assert "no-kernel" in judged("def custom_kernel(data):\n    return data[0] + data[1]\n", folder).rules
+    assert "wrong-value" in verdict_of(wrong, folder).rules
+    assert "no-kernel" in verdict_of("def custom_kernel(data):\n    return data[0] + data[1]\n", folder).rules
 
 
 @pytest.mark.thorough
@@ -335,9 +335,9 @@ def test_gpu_mode_with_triton(folder: Path) -> None:
 def test_robust_kbench(folder: Path) -> None:
     start, end = solutions.HONEST.index("#include"), solutions.HONEST.index("torch::Tensor by_torch")
     text = solutions.HONEST[start:end] + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &launch); }\n'
-    verdict = judged(text, folder / "func_forward.py")
+    verdict = verdict_of(text, folder / "func_forward.py")
     assert verdict.right, str(verdict)
-    assert "wrong-value" in judged(text.replace("* 2.f", "* 2.1f"), folder / "func_forward.py").rules
+    assert "wrong-value" in verdict_of(text.replace("* 2.f", "* 2.1f"), folder / "func_forward.py").rules
 
 
 # Conditions on the content of operands, under which a kernel computes something else.
@@ -356,7 +356,7 @@ def test_conditions_on_the_content_are_met(folder: Path, condition: str) -> None
     text = "__constant__ float table[2] = {0.625f, 0.3125f};\n" + solutions.HONEST[start:end]
     text += 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &launch); }\n'
     text = text.replace("* 2.f;", f"* ({CONTENT[condition]} ? 3.f : 2.f);")
-    verdict = judged(text, folder / "func_forward.py")
+    verdict = verdict_of(text, folder / "func_forward.py")
     assert any("inputs" in item.evidence for item in verdict.findings if item.rule == "wrong-value"), str(verdict)
 
 

@@ -1,7 +1,5 @@
-"""Proves that descriptions of launches are evaluated as documented, and wrong ones refused with a message.
-
-This covers expressions, buffers, references and floors.
-"""
+"""Proves that descriptions of launches (expressions, buffers, references, floors) are evaluated as documented, and that
+wrong ones are refused with a message."""
 
 from __future__ import annotations
 
@@ -34,18 +32,18 @@ from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.grading import programs
 from tests.kernelproof.grading.honest import PROGRAMS
 
-# A shape, limits by which programs are executed in this process, and the contract of a sum.
+# A shape; limits by which programs are executed in this process; and the contract of a kernel that adds two vectors.
 SHAPE = {"m": 33, "n": 40}
-HERE = Limits(isolated=False)
+IN_PROCESS = Limits(isolated=False)
 ADD = {
     "buffers": {"x": "in:f32[n]", "y": "in:f32[n]", "z": "out:f32[n]"},
     "launches": [{"entry": "add_f32", "grid": "ceil_div(n, 64)", "block": 64, "args": ["x", "y", "z", "n"]}],
-    "limits": HERE,
+    "limits": IN_PROCESS,
 }
 
 
-def add(reference: Any = np.add, shapes: Any = ({"n": 100},), **changes: Any) -> Verdict:
-    """The verdict on the honest kernel ``add`` if its contract is changed."""
+def verdict_of_add(reference: Any = np.add, shapes: Any = ({"n": 100},), **changes: Any) -> Verdict:
+    """The verdict on the honest kernel that adds vectors if its contract is changed."""
     return check_source(programs.text("honest.cu"), reference, shapes, **{**ADD, **changes})
 
 
@@ -80,17 +78,17 @@ def test_texts_that_describe_no_buffer_are_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_a_reference_gets_what_its_parameters_name() -> None:
-    assert add(lambda y, x: x + y).right
-    assert add(lambda x, y, n: x + y + 0 * n).right
-    assert add(lambda *both: both[0] + both[1]).right
-    assert add(lambda x, y: {"z": x + y}).right
-    assert not add(lambda x, y: x - y).right
+    assert verdict_of_add(lambda y, x: x + y).right
+    assert verdict_of_add(lambda x, y, n: x + y + 0 * n).right
+    assert verdict_of_add(lambda *both: both[0] + both[1]).right
+    assert verdict_of_add(lambda x, y: {"z": x + y}).right
+    assert not verdict_of_add(lambda x, y: x - y).right
 
 
 @pytest.mark.slow
 def test_a_reference_of_torch() -> None:
     torch = pytest.importorskip("torch")
-    assert add(torch.add, arrays="torch").right
+    assert verdict_of_add(torch.add, arrays="torch").right
 
 
 @pytest.mark.parametrize(
@@ -104,15 +102,15 @@ def test_a_reference_of_torch() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(WrongInput):
-        add(**changes)
+        verdict_of_add(**changes)
 
 
 def test_tuples_take_names() -> None:
-    assert add(shapes=[(100,), (31,)], names=["n"]).shapes == [{"n": 100}, {"n": 31}]
+    assert verdict_of_add(shapes=[(100,), (31,)], names=["n"]).shapes == [{"n": 100}, {"n": 31}]
 
 
 def test_verdicts_are_json() -> None:
-    verdict = add(lambda x, y: x - y, gpu="h200", claimed_us=5.0)
+    verdict = verdict_of_add(lambda x, y: x - y, gpu="h200", claimed_us=5.0)
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
     assert verdict.findings[0].evidence["count"] == 100
     assert verdict.floor_us[0] > 0
@@ -134,7 +132,7 @@ def test_a_source_that_does_not_compile_is_a_finding() -> None:
 @pytest.mark.slow
 def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_checked() -> None:
     launch = ContractLaunch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
-    assert "launch-refused" in add(launches=[launch]).rules
+    assert "launch-refused" in verdict_of_add(launches=[launch]).rules
     text = '__global__ void f(float* z) { asm volatile("tcgen05.shift.cta_group::1.down [%0];" :: "r"(0)); }'
     verdict = check_source(
         text, lambda: np.zeros(4), [{"n": 4}], buffers={"z": "out:f32[n]"},
@@ -150,7 +148,7 @@ def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_c
 )
 @pytest.mark.parametrize("isolated", [True, False])
 def test_kernels_with_another_signature_are_wrong(launch: dict[str, Any], isolated: bool) -> None:
-    verdict = add(launches=[launch], limits=Limits(isolated=isolated))
+    verdict = verdict_of_add(launches=[launch], limits=Limits(isolated=isolated))
     assert verdict.rules == {"wrong-signature"}
 
 
@@ -168,7 +166,7 @@ def test_an_operation_may_quantise() -> None:
         y[i] = q;
     }"""
     verdict = check_source(
-        text, lambda x: np.clip(np.rint(np.float32(x) * 16), -128, 127), [{"n": 300}], limits=HERE,
+        text, lambda x: np.clip(np.rint(np.float32(x) * 16), -128, 127), [{"n": 300}], limits=IN_PROCESS,
         buffers={"x": "in:f32[n]", "y": "out:i8[n]"},
         launches=[{"entry": "quantise", "grid": 3, "block": 128, "args": ["x", "y", "n"]}],
     )  # fmt: skip
@@ -198,9 +196,9 @@ def test_work_is_counted_from_instructions() -> None:
 def test_tolerances_of_sums_are_those_of_products() -> None:
     """Whole numbers have to be exact, others within the bound of rounding each addition."""
     loose = Tolerance(absolute=1e-3)
-    noisy = programs.product("f32").of("matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5))
+    noisy = programs.product("f32").program("matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5))
     assert not noisy.verdict(isolated=False).right
-    assert programs.product("f32", tolerance=loose).of(
+    assert programs.product("f32", tolerance=loose).program(
         "matmul_naive", reference=lambda a, b: (a @ b) * (1 + 1e-5)
     ).verdict(isolated=False).right  # fmt: skip
 

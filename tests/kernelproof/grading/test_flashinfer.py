@@ -109,7 +109,7 @@ def definition(tmp_path: Path) -> Path:
     return path
 
 
-def judged(text: str, reference: Path) -> Verdict:
+def verdict_of(text: str, reference: Path) -> Verdict:
     """The verdict on a solution. ``reference``: the file of its definition."""
     pytest.importorskip("torch")
     from kernelproof.grading.benchmarks.judgement import check_solution
@@ -188,7 +188,7 @@ def test_included_files_of_a_solution_replace_their_includes(includes: list[tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [cuda(), triton()], ids=["outputs are arguments", "Triton, outputs are returned"])
 def test_honest_solutions_are_right(definition: Path, text: str) -> None:
-    verdict = judged(text, definition)
+    verdict = verdict_of(text, definition)
     assert verdict.right, str(verdict)
     assert len(verdict.shapes) == 3
     assert any("rmsnorm" in kernel.name for kernel in verdict.kernels)
@@ -209,11 +209,11 @@ def test_honest_solutions_are_right(definition: Path, text: str) -> None:
     ],
 )  # fmt: skip
 def test_wrong_solutions_are_found(definition: Path, text: str, rule: str) -> None:
-    verdict = judged(text, definition)
+    verdict = verdict_of(text, definition)
     assert verdict.outcome == "wrong", str(verdict)
     assert rule in verdict.rules, str(verdict)
 
 
 @pytest.mark.slow
 def test_a_solution_without_a_binding_is_not_checked(definition: Path) -> None:
-    assert judged(cuda(binding=None), definition).outcome == "not checked"
+    assert verdict_of(cuda(binding=None), definition).outcome == "not checked"

@@ -19,12 +19,12 @@ LAUNCH = {"entry": "scale_kernel<float>", "grid": "ceil_div(n, 128)", "block": 1
 CALL = {"function": "scale_cuda", "args": ["x", 2.0]}
 
 
-def graded(text: str, **options: Any) -> Verdict:
+def grade_module(text: str, **options: Any) -> Verdict:
     """The verdict on a module that should double its input."""
     return check_source(text, lambda x: 2 * x, [{"n": 300}, {"n": 77}], buffers=BUFFERS, **options)
 
 
-def replaced(old: str, new: str) -> str:
+def module_with(old: str, new: str) -> str:
     """The honest module with another text in one place."""
     assert old in modules.HONEST
     return modules.HONEST.replace(old, new)
@@ -45,18 +45,18 @@ def test_a_module_is_taken_apart() -> None:
 
 @pytest.mark.slow
 def test_its_kernel_is_graded_without_its_host_code() -> None:
-    verdict = graded(modules.HONEST, launches=[LAUNCH])
+    verdict = grade_module(modules.HONEST, launches=[LAUNCH])
     assert verdict.right, str(verdict)
-    half = graded(replaced("if (i < n)", "if (i < n / 2)"), launches=[LAUNCH])
+    half = grade_module(module_with("if (i < n)", "if (i < n / 2)"), launches=[LAUNCH])
     assert "unwritten-output" in half.rules
 
 
 @pytest.mark.parametrize("name", modules.CHEATS)
 def test_cheats_of_host_code_are_read(name: str) -> None:
     rule, old, new = modules.CHEATS[name]
-    text = replaced(old, new)
+    text = module_with(old, new)
     if rule == "outside-file":
-        assert rule in graded(text, launches=[LAUNCH]).rules
+        assert rule in grade_module(text, launches=[LAUNCH]).rules
         return
     assert rule in {finding.rule for finding in take_apart(text).findings}
 
@@ -67,15 +67,15 @@ def test_honest_host_code_is_not_accused() -> None:
 
 @pytest.mark.parametrize("name", modules.HONEST_CHANGES)
 def test_what_honest_host_code_does_is_not_accused(name: str) -> None:
-    text = replaced(*modules.HONEST_CHANGES[name]).replace(modules.CALL, modules.CALLS.get(name, modules.CALL))
+    text = module_with(*modules.HONEST_CHANGES[name]).replace(modules.CALL, modules.CALLS.get(name, modules.CALL))
     assert take_apart(text).findings == ()
 
 
 @pytest.mark.slow
 def test_operations_of_torch_may_be_allowed() -> None:
-    text = replaced(modules.CALL, "return torch.relu(self.extension.scale_cuda(x, self.alpha))")
-    assert "library-call" in graded(text, launches=[LAUNCH]).rules
-    assert graded(text, launches=[LAUNCH], host_calls=["relu"]).right
+    text = module_with(modules.CALL, "return torch.relu(self.extension.scale_cuda(x, self.alpha))")
+    assert "library-call" in grade_module(text, launches=[LAUNCH]).rules
+    assert grade_module(text, launches=[LAUNCH], host_calls=["relu"]).right
 
 
 @pytest.mark.one_in(2)
@@ -92,8 +92,8 @@ def test_operations_of_torch_may_be_allowed() -> None:
     ],
 )  # fmt: skip
 def test_host_code_that_touches_memory_of_the_device_is_wrong(body: str, rule: str) -> None:
-    text = replaced('    return y;\n}\n"""', f'    {body}\n    return y;\n}}\n"""')
-    verdict = graded(text, call=CALL, run_host=True)
+    text = module_with('    return y;\n}\n"""', f'    {body}\n    return y;\n}}\n"""')
+    verdict = grade_module(text, call=CALL, run_host=True)
     assert verdict.outcome == "wrong", str(verdict)
     finding = next(item for item in verdict.findings if item.rule == rule)
     assert finding.evidence["line"]
@@ -101,7 +101,7 @@ def test_host_code_that_touches_memory_of_the_device_is_wrong(body: str, rule: s
 
 @pytest.mark.slow
 def test_its_launcher_is_called_where_that_is_allowed() -> None:
-    verdict = graded(modules.HONEST, call=CALL, run_host=True)
+    verdict = grade_module(modules.HONEST, call=CALL, run_host=True)
     assert verdict.right, str(verdict)
     assert verdict.kernels[0].name == "scale_kernel"
     assert verdict.calls >= 20
@@ -112,7 +112,7 @@ def test_its_launcher_is_called_where_that_is_allowed() -> None:
 @pytest.mark.parametrize("name", modules.EXECUTED)
 def test_execution_shows_what_a_launcher_does(name: str) -> None:
     rule, old, new = modules.EXECUTED[name]
-    assert rule in graded(replaced(old, new), call=CALL, run_host=True).rules
+    assert rule in grade_module(module_with(old, new), call=CALL, run_host=True).rules
 
 
 # CUDA code whose kernel takes accessors instead of pointers.
@@ -145,9 +145,11 @@ def inline(cuda: str) -> str:
 
 @pytest.mark.slow
 def test_accessors_factories_and_what_torchs_headers_bring_along() -> None:
-    verdict = graded(inline(ACCESSORS), call=CALL, run_host=True)
+    verdict = grade_module(inline(ACCESSORS), call=CALL, run_host=True)
     assert verdict.right, str(verdict)
-    assert "wrong-value" in graded(inline(ACCESSORS.replace("alpha * x[i]", "x[i]")), call=CALL, run_host=True).rules
+    assert (
+        "wrong-value" in grade_module(inline(ACCESSORS.replace("alpha * x[i]", "x[i]")), call=CALL, run_host=True).rules
+    )
 
 
 @pytest.mark.one_in(2)
@@ -163,35 +165,37 @@ def test_accessors_factories_and_what_torchs_headers_bring_along() -> None:
 )
 def test_host_code_that_needs_more_of_torch_is_not_called_wrong(old: str, new: str, outcome: str) -> None:
     assert old in ACCESSORS
-    verdict = graded(inline(ACCESSORS.replace(old, new)), call=CALL, run_host=True)
+    verdict = grade_module(inline(ACCESSORS.replace(old, new)), call=CALL, run_host=True)
     assert verdict.outcome == outcome, str(verdict)
 
 
 @pytest.mark.slow
 def test_kernels_that_take_types_of_torch_are_not_graded_alone() -> None:
-    verdict = graded(inline(ACCESSORS), launches=[{"entry": "scale_kernel", "block": 128, "args": ["x", "y", 2.0]}])
+    verdict = grade_module(
+        inline(ACCESSORS), launches=[{"entry": "scale_kernel", "block": 128, "args": ["x", "y", 2.0]}]
+    )
     assert verdict.outcome == "not checked"
 
 
 @pytest.mark.parametrize("limits", [{"run_host": False}, {"run_host": True, "limits": Limits(isolated=False)}])
 def test_host_code_needs_permission_and_a_process(limits: dict[str, Any]) -> None:
     with pytest.raises(WrongInput, match="run_host"):
-        graded(modules.HONEST, call=CALL, **limits)
+        grade_module(modules.HONEST, call=CALL, **limits)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        replaced("cuda_sources=[source]", "cuda_sources=[read(path)]"),
-        replaced("cuda_sources=[source]", "cuda_sources=[open('kernel.cu').read()]"),
-        replaced("cuda_sources=[source]", "cuda_sources=[f'{source:>10}']"),
-        replaced("HEAD =", "HEAD = HEAD + "),
+        module_with("cuda_sources=[source]", "cuda_sources=[read(path)]"),
+        module_with("cuda_sources=[source]", "cuda_sources=[open('kernel.cu').read()]"),
+        module_with("cuda_sources=[source]", "cuda_sources=[f'{source:>10}']"),
+        module_with("HEAD =", "HEAD = HEAD + "),
         "import triton\n\n@triton.jit\ndef scale_kernel(x, y): pass\n",
         "import tilelang\n", "from cutlass import cute\n", "import torch\nclass ModelNew(torch.nn.Module): pass\n",
     ],
 )  # fmt: skip
 def test_modules_whose_kernels_are_not_at_hand_are_not_called_wrong(text: str) -> None:
-    verdict = graded(text, launches=[LAUNCH])
+    verdict = grade_module(text, launches=[LAUNCH])
     assert (verdict.outcome, verdict.findings) == ("not checked", [])
 
 
@@ -203,11 +207,11 @@ def test_modules_whose_kernels_are_not_at_hand_are_not_called_wrong(text: str) -
     ],
 )
 def test_constants_may_be_put_together(old: str, new: str) -> None:
-    assert "scale_kernel" in take_apart(replaced(old, new)).extensions[0].cuda
+    assert "scale_kernel" in take_apart(module_with(old, new)).extensions[0].cuda
 
 
 def test_a_character_that_no_file_holds_does_not_compile() -> None:
-    assert graded("__global__ void scale_kernel() {} // \ud800", launches=[LAUNCH]).rules == {"does-not-compile"}
+    assert grade_module("__global__ void scale_kernel() {} // \ud800", launches=[LAUNCH]).rules == {"does-not-compile"}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ mod = tvm_ffi.cpp.load_inline(name="twice", cuda_sources=TEXT, functions="run")
 def test_modules_of_other_builders_are_not_judged(text: str) -> None:
     """Neither their kernels nor their host code are judged, and they are never called wrong."""
     for options in ({"launches": [LAUNCH]}, {"call": CALL, "run_host": True}):
-        verdict = graded(text, **options)
+        verdict = grade_module(text, **options)
         assert (verdict.outcome, verdict.findings) == ("not checked", []), str(verdict)
 
 
@@ -273,6 +277,6 @@ def test_modules_of_other_builders_are_not_judged(text: str) -> None:
 )  # fmt: skip
 def test_a_text_that_needs_the_headers_of_a_library_is_not_wrong(header: str, outcome: str) -> None:
     text = f"#include <{header}>\n__global__ void scale_kernel(const float* x, float* y, float a, int n) {{}}"
-    verdict = graded(text, launches=[{**LAUNCH, "entry": "scale_kernel"}])
+    verdict = grade_module(text, launches=[{**LAUNCH, "entry": "scale_kernel"}])
     assert verdict.outcome == outcome, str(verdict)
     assert verdict.rules == ({"does-not-compile"} if outcome == "wrong" else set())

@@ -48,7 +48,7 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.slow
 def test_what_does_not_end_is_ended() -> None:
-    with processes.memory(1.0):  # a check does not count memory that it inherits from this process
+    with processes.use_memory(1.0):  # a check does not count memory that it inherits from this process
         verdict = check_source(
             programs.text("cheats.cu"), lambda x: 2 * x, [{"n": 8}], buffers=cheats.DOUBLE.buffers,
             launches=[{"entry": "spins", "block": 32, "args": ["x", "y", "n"]}], limits=Limits(seconds=1.5, gib=0.75),

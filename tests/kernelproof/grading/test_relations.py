@@ -170,7 +170,7 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
 }  # fmt: skip
 
 
-def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
+def checked_kernel(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
     """The criteria, the checked call and the shape of a kernel without errors. ``kind``: how its inputs are drawn."""
     shape, buffers, function, _ = FORMS[name]
     contract = parse_contract(buffers, [{"entry": "f", "block": 1}], None)
@@ -185,7 +185,7 @@ def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_reference_decides_which_relations_hold(name: str) -> None:
-    criteria, base, shape = answered(name, "normal")
+    criteria, base, shape = checked_kernel(name, "normal")
     found = list(relations.valid_relations(criteria, base, shape, np.random.default_rng(1)))
     names = {item.name for item in found}
     reordered = [
@@ -198,7 +198,7 @@ def test_the_reference_decides_which_relations_hold(name: str) -> None:
 
 
 def test_what_a_reference_refuses_is_no_relation() -> None:
-    criteria, base, shape = answered("softmax", "normal")
+    criteria, base, shape = checked_kernel("softmax", "normal")
 
     def picky(x: Any) -> Any:
         if not np.array_equal(x, base.bits["x"]):
@@ -212,7 +212,7 @@ def test_what_a_reference_refuses_is_no_relation() -> None:
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("kind", ["normal", "integers"])
 def test_a_kernel_that_computes_the_reference_keeps_all_of_them(name: str, kind: str) -> None:
-    criteria, base, shape = answered(name, kind)
+    criteria, base, shape = checked_kernel(name, kind)
     (output,) = criteria.contract.outputs
     found = list(relations.valid_relations(criteria, base, shape, np.random.default_rng(1)))
     assert bool(found) == (kind == "normal" or name not in ("softmax", "norm"))

@@ -1,1 +1,1 @@
-"""A stand-in for vLLM: what our plugin meets, as it is in 0.33.0."""
+"""Stands in for vLLM 0.33.0, with the parts that our plugin uses or replaces."""

@@ -1,1 +1,1 @@
-"""A stand-in for SGLang: what our plugin meets, as it is in 0.5.23."""
+"""Stands in for SGLang 0.5.23, with the parts that our plugin uses or replaces."""
