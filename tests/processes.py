@@ -36,6 +36,14 @@ def living_processes(name: object) -> dict[int, str]:
     return commands
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end while the file is read
+        return False
+
+
 @contextmanager
 def use_memory(gib: float) -> Iterator[None]:
     """Makes this process use this much memory during the block."""

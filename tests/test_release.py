@@ -1,4 +1,4 @@
-"""Proves what the rehearsal of a release finds: different versions, and different wheels."""
+"""Proves that the rehearsal of a release finds places with another version, and files that differ between wheels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_place_states_its_version() -> None:
         ((VERSION_FILE, CHANGELOG, ("other-1.2.0.tar.gz",)), "other-1.2.0.tar.gz", ""),
     ],
 )
-def test_a_place_that_differs_is_told(texts: tuple[str, str, tuple[str, ...]], place: str, version: str) -> None:
+def test_a_place_that_differs_is_named(texts: tuple[str, str, tuple[str, ...]], place: str, version: str) -> None:
     stated = release.versions(*texts)
     assert {name: text for name, text in stated.items() if text != "1.2.0"} == {place: version}
 

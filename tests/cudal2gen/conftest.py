@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gpu.TRACEBACK_FD = config.stash[STDERR]
 
 
-def without_a_gpu() -> str:
+def gpu_obstacle() -> str:
     """Why tests marked ``gpu`` cannot run here; empty where they can."""
     if os.environ.get(gpu.STAND_IN):
         return ""
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get(gpu.STAND_IN):
         rehearse(config, items)
         return
-    if on_gpu and (reason := without_a_gpu()):
+    if on_gpu and (reason := gpu_obstacle()):
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
         config.stash[LEFT_OUT] = f"{len(on_gpu)} tests need a GPU and were left out: {reason}"
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_compiled_ahead(request: pytest.FixtureRequest) -> None:
+def _compile_ahead(request: pytest.FixtureRequest) -> None:
     """Compiles what the collected modules list as ``BUILT_AHEAD``.
 
     In batches a kernel takes a fifth of the time that it takes alone. Workers that start together share the work: the
@@ -102,7 +102,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _state_as_it_was() -> Iterator[None]:
+def _restore_state() -> Iterator[None]:
     """Restores global state after each test: the family of recorded tiles, which exists while recordings are read, and
     the operators' dispatcher, which the first call makes from the environment."""
     families, before = dict(FAMILIES), _dispatcher()

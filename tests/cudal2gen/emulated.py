@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STREAM, OTHER_STREAM = 0xABC0, 0xDEF0  # invented addresses of the device's own stream and of another one
 
 
-class Streams(emulator.Session):
+class StreamSession(emulator.Session):
     """A session in which launches on another stream take effect when the device is synchronised."""
 
     def __init__(self, memory: emulator.Memory, device: emulator.Device, options: emulator.Options) -> None:
@@ -46,12 +46,12 @@ class Streams(emulator.Session):
         for buffer, content in before:
             after = buffer.bytes().copy()
             if not np.array_equal(after, content):
-                self.later.append(partial(_put, buffer, after))
+                self.later.append(partial(_replace_bytes, buffer, after))
                 buffer.bytes()[:] = content
         return code
 
 
-def _put(buffer: emulator.Buffer, content: Any) -> None:
+def _replace_bytes(buffer: emulator.Buffer, content: Any) -> None:
     """Replaces a buffer's bytes."""
     buffer.bytes()[:] = content
 
@@ -82,7 +82,7 @@ class EmulatedDevice:
     def __init__(self, record: Record, hazards: bool = False, rounding: emulator.RoundingName = "model") -> None:
         self.memory = emulator.Memory()
         options = emulator.Options(hazards=hazards, rounding=rounding)
-        self.session = Streams(self.memory, device_of(record), options)
+        self.session = StreamSession(self.memory, device_of(record), options)
         self.holds = self.checked = 0
 
     def __enter__(self) -> EmulatedDevice:

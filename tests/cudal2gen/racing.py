@@ -96,7 +96,7 @@ class Clock:
         return self.seconds
 
 
-class Timed(OperatorDevice):
+class ClockedDevice(OperatorDevice):
     """An operators' device that measures by a test's clock; without a clock it cannot measure."""
 
     def __init__(self, device: EmulatedDevice, clock: Clock | None, card: str | CardFacts = "a100") -> None:
@@ -111,9 +111,11 @@ class Timed(OperatorDevice):
 
 
 @contextmanager
-def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
+def simulated_process(
+    opened_pack: pack.Pack, device: OperatorDevice, mode: races.Mode = "once"
+) -> Iterator[dispatch.Dispatcher]:
     """The dispatcher of a simulated process, which has read nothing yet that earlier ones stored."""
-    with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
+    with dispatch.replaced(dispatch.Dispatcher([opened_pack], device, mode=mode)) as dispatcher:
         yield dispatcher
 
 

@@ -24,7 +24,7 @@ from kernelproof.ground import chips
 from kernelproof.ground.chips import GPUS, CardFacts
 from tests.cudal2gen import vendor
 from tests.cudal2gen.devices import ENVIRONMENT
-from tests.cudal2gen.emulated import STREAM, Streams, allocate
+from tests.cudal2gen.emulated import STREAM, StreamSession, allocate
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class Rehearsal(gpu.Gpu):
         self._memory = emulator.Memory()
         chip = emulator.Device.of(GPUS[self.model])
         self._emulated = replace(chip, name=self.CARD, sm_count=2, threads_per_sm=512)
-        self._session = Streams(self._memory, self._emulated, emulator.Options(hazards=False))
+        self._session = StreamSession(self._memory, self._emulated, emulator.Options(hazards=False))
         self._session.__enter__()
         self._time = 0.0
         vendor.install(pytest.MonkeyPatch(), lambda _us, _name: None)

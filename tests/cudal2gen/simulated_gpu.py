@@ -21,7 +21,7 @@ from cudal2gen.tuner.ray_executor import Parcel
 KILLS, HANGS, RAISES = 61, 62, 63
 
 
-class Simulated(ModelEnvironment):
+class SimulatedGpu(ModelEnvironment):
     """Takes ``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise.
 
     Once as many records as ``allow`` sets have been evaluated, new evaluations wait, so that a test can act while every
@@ -36,7 +36,7 @@ class Simulated(ModelEnvironment):
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """Logs the beginning and the end of an evaluation, and fails in it as the record's ``raster_group`` says."""
         built = sorted(path.name for path in places.build_dir().iterdir()) if places.build_dir().is_dir() else []
-        write(self._log, begin=names(records), built=built)
+        write(self._log, begin=bands(records), built=built)
         while count_ended(self._log).total() >= allowed_records(self._log):
             time.sleep(0.02)
         for record in records:
@@ -49,13 +49,13 @@ class Simulated(ModelEnvironment):
             if band == RAISES:
                 raise ArithmeticError("the device is in a bad mood")
         trials = super().evaluate(problem, records, effort)
-        write(self._log, end=names(records))
+        write(self._log, end=bands(records))
         for record in records:
             self.verdicts[record.name] = verdict(record.name)
         return trials
 
 
-class Absent(Simulated):
+class MissingGpu(SimulatedGpu):
     """An environment that cannot be made, as without a GPU."""
 
     def __init__(self, log: Path) -> None:
@@ -67,7 +67,7 @@ def verdict(digest: str) -> Verdict:
     return Verdict(record=digest, digest=digest, on="a card", cases=(), counters={})
 
 
-def names(records: Sequence[Record]) -> list[int]:
+def bands(records: Sequence[Record]) -> list[int]:
     """The bands of records, by which the log names them."""
     return [getattr(record, "raster_group", 0) for record in records]
 
@@ -117,12 +117,12 @@ def allowed_records(log: Path) -> float:
     return int(limit.read_text()) if limit.exists() else float("inf")
 
 
-class Packs:
+class FakeCompiler:
     """Stands in for a compiler on CPU workers: a parcel with each record's name."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
 
     def __call__(self, records: Sequence[Record]) -> Parcel:
-        write(self._log, packed=names(records))
+        write(self._log, packed=bands(records))
         return {record.name: {"kernel.cubin": record.name.encode()} for record in records}

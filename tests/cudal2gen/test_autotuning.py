@@ -31,10 +31,10 @@ from tests.cudal2gen.racing import (  # noqa: E402
     A100,
     NAMES,
     Clock,
-    Timed,
+    ClockedDevice,
     draw_product,
     measurements,
-    process,
+    simulated_process,
     store,
 )
 from tests.cudal2gen.test_fused_operators import GATES, activate, check_close, normal_half, record  # noqa: E402
@@ -71,7 +71,7 @@ def clock(device: EmulatedDevice) -> Clock:
 @pytest.fixture
 def measuring_dispatcher(device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock) -> Iterator[dispatch.Dispatcher]:
     """The dispatcher of a process that measures by the clock."""
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         yield dispatcher
 
 
@@ -97,7 +97,7 @@ def test_a_table_that_was_damaged_after_the_opening_is_computed_by_torch(
     if content is not None:
         (tmp_path / "pack" / "table.json").write_bytes(content)
     a, b, expected = draw_product(device, (9, 24, 64))
-    with process(damaged, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(damaged, ClockedDevice(device, clock), mode) as dispatcher:
         with pytest.warns(UserWarning, match=r"table\.json.*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a[:6], b.t()), expected[:6])
         with warnings.catch_warnings():
@@ -168,7 +168,7 @@ class TorchWinsFiveRows(Clock):
 @pytest.mark.slow
 def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     a, b, expected = draw_product(device, (8, 24, 64))
-    with process(opened_pack, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
         assert dispatcher.stats() == {
@@ -189,7 +189,7 @@ def test_a_hot_shape_has_a_race_of_its_own(
     for mode in ("once", "background"):
         store = Store(A100)
         store.file.unlink(missing_ok=True)
-        with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+        with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
             for _ in range(250):
                 assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
                 if len(summary()) == 3:
@@ -253,7 +253,7 @@ def test_gates_and_second_outputs_race(
     w13 = device.empty(80, 64).copy_(cudal2gen.interleave(w1, w3))
     x_grad = device.empty(2, 64).copy_(x).requires_grad_()
     expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
         for call in (
             lambda: cudal2gen.swiglu(x, w13), lambda: cudal2gen.swiglu(x_grad, w13).detach(),
             lambda: gated_pair(x, w1, w3, "silu"),
@@ -277,7 +277,7 @@ def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
     lack."""
     x, w1, w3 = normal_half(device, 2, 64), normal_half(device, 40, 64, seed=1), normal_half(device, 40, 64, seed=2)
     expected = activate(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
-    with process(opened_pack, Timed(device, clock), "background"), warnings.catch_warnings():
+    with simulated_process(opened_pack, ClockedDevice(device, clock), "background"), warnings.catch_warnings():
         warnings.simplefilter("error")
         for number in range(60):
             with torch.enable_grad() if number % 3 == 2 else inner():
@@ -344,7 +344,7 @@ def test_a_result_with_gaps_between_its_rows_is_not_written_by_a_race(
 def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock) -> None:
     a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights, offs = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT), ends_on(device, *ends)
-    with process(opened_pack, Timed(device, clock), mode):
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode):
         for _ in range(1 if mode == "once" else 90):
             d = cudal2gen.grouped_mm(a, weights, offs=offs)
     start = 0
@@ -365,7 +365,7 @@ def test_one_race_serves_all_rows_of_a_bucket_of_groups(
     a[4:].fill_(float("nan"))
     calls = [(6, (0, 3, 3, 4, 4))] * (1 if mode == "once" else 90)
     calls += [(5, (1, 2, 3, 4, 4)), (7, (0, 0, 0, 2, 4)), (8, (4, 4, 4, 4, 4)), (7, (0, 0, 0, 0, 0))]
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
         for rows, ends in calls:
             d, start = cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, *ends)), 0
             for group, end in enumerate(ends):
@@ -383,7 +383,7 @@ def test_one_race_serves_all_rows_of_a_bucket_of_groups(
 def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
-    with process(opened_pack, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, 1, 2, 3, 4, 5))
         counts = dispatcher.stats()
@@ -418,7 +418,7 @@ def test_operands_that_leave_nothing_to_compare_are_raced_again(
     finite = a.clone()
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
     a.fill_(0 if not ends[-1] else float("inf"))
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
         for _ in range(6):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
         assert (summary(), Store(A100).first_runs.entries()) == ([], {})
@@ -443,7 +443,7 @@ def test_races_with_nothing_to_compare_come_to_an_end(
     monkeypatch.setattr(races, "MAX_INCONCLUSIVE", 5)
     a, b, _ = draw_product(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
-    with process(opened_pack, Timed(device, clock), mode):
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode):
         for place in range(100):
             calls = place
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 0, 0, 0, 0))

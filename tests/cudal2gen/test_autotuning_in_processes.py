@@ -30,10 +30,10 @@ from tests.cudal2gen.racing import (  # noqa: E402
     A100,
     NAMES,
     Clock,
-    Timed,
+    ClockedDevice,
     draw_product,
     measurements,
-    process,
+    simulated_process,
     store,
     tuner_of,
 )
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.torch
 # --- threads ---
 
 
-class Waiting(Clock):
+class WaitingClock(Clock):
     """A clock whose first sample waits until a test lets it continue."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -62,9 +62,9 @@ class Waiting(Clock):
 
 @pytest.mark.slow
 def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
-    clock = Waiting(device, FAST, 300.0)
+    clock = WaitingClock(device, FAST, 300.0)
     a, b, expected = draw_product(device, (2, 24, 64))
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         first = threading.Thread(target=cudal2gen.matmul, args=(a, b.t()))
         first.start()
         try:
@@ -92,7 +92,7 @@ def test_a_race_keeps_its_budget(
 ) -> None:
     a, b, expected = draw_product(device, (2, 24, 64))
     clock = Clock(device, dict.fromkeys(FAST, torch_us / 1.5) | {NAMES["whole"]: 20 * torch_us}, torch_us)
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
         for _ in range(1 if mode == "once" else 80):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         tuner = tuner_of(dispatcher)
@@ -121,8 +121,8 @@ def test_a_capture_measures_nothing_and_a_later_call_does(
     mode: races.Mode, device: EmulatedDevice, opened_pack: pack.Pack, clock: Clock
 ) -> None:
     a, b, expected = draw_product(device, (2, 24, 64))
-    timed = Timed(device, clock)
-    with process(opened_pack, timed, mode) as dispatcher:
+    timed = ClockedDevice(device, clock)
+    with simulated_process(opened_pack, timed, mode) as dispatcher:
         timed.captures = True
         for _ in range(3):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -171,8 +171,8 @@ def hanging(device, kernel, use, request, layout):
     return bind(device, kernel, use, request, layout)
 
 with EmulatedDevice(PREDICATED) as device:
-    timed = racing.Timed(device, racing.Clock(device, FAST, 300.0))
-    with racing.process(pack.open_pack(Path(folder)), timed, "once" if what == "hang" else "background"):
+    timed = racing.ClockedDevice(device, racing.Clock(device, FAST, 300.0))
+    with racing.simulated_process(pack.open_pack(Path(folder)), timed, "once" if what == "hang" else "background"):
         a, b, _ = racing.draw_product(device, (2, 24, 64))
         if what == "hang":
             cudal2gen.matmul(a, b.t())
@@ -206,7 +206,7 @@ def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
     hanging = next(kernel.record.name for kernel in opened_pack.table.kernels if kernel.digest == digest)
     assert summary() == ["2_24_64 x1 torch.matmul"]
     a, b, expected = draw_product(device, (2, 24, 64))
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert clock.seconds == 0, "the other process has measured it"
         assert torch.equal(cudal2gen.matmul(a, b[:16].t()), expected[:, :16])
@@ -235,7 +235,7 @@ def test_deterministic_algorithms_begin_no_race(
     """Earlier measurements are used. A race begins when deterministic algorithms are switched off."""
     monkeypatch.setattr(buckets, "LARGEST", 0)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher:
         with deterministic(warn_only):
             for _ in range(3):
                 assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
@@ -248,7 +248,7 @@ def test_deterministic_algorithms_begin_no_race(
                 break
         assert len(measurements()) == 1
         assert "deterministic" not in cudal2gen.explain(a, b.t())
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher, deterministic(warn_only):
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher, deterministic(warn_only):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert sum(dispatcher.stats()["kernel"].values()) == 1
 

@@ -83,7 +83,7 @@ def measured_dispatcher(operator_device: OperatorDevice, opened_pack: pack.Pack)
 
 
 @pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+def demand_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Demands batch invariance of all calls, as the environment's variable does."""
     monkeypatch.setattr(check_modes.BatchInvariance, "always", True)
 
@@ -239,13 +239,13 @@ def test_compiled_calls_stay_batch_invariant(device: EmulatedDevice, kernels: di
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("demand_invariance")
 def test_the_variable_demands_it_of_every_call(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, w1, w3 = draw_rounding(device, ROWS, K), draw_rounding(device, N, K, seed=1), draw_rounding(device, N, K, seed=2)
     layer = torch.nn.Linear(K, N, bias=False).half()
     layer.weight = torch.nn.Parameter(w1, requires_grad=False)
     cudal2gen.patch(layer)
-    calls = [lambda x: cudal2gen.matmul(x, w1.t()), layer, lambda x: dispatch_pair(x, w1, w3)]
+    calls = [lambda x: cudal2gen.matmul(x, w1.t()), layer, lambda x: silu_pair(x, w1, w3)]
     for call in calls:
         for start, own, its in rows_by_batches(call, a):
             assert torch.equal(own, its), start
@@ -256,7 +256,7 @@ def test_the_variable_demands_it_of_every_call(device: EmulatedDevice, kernels: 
         inductor.offer()
 
 
-def dispatch_pair(x: Any, w1: Any, w3: Any) -> Any:
+def silu_pair(x: Any, w1: Any, w3: Any) -> Any:
     """``gated_pair`` with SiLU."""
     from cudal2gen.operators.fused_operators import gated_pair
 
@@ -339,23 +339,18 @@ def test_torch_never_stands_in(
 
 def test_explain_prices_the_one_kernel(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = draw_rounding(device, 8, K), draw_rounding(device, N, K, seed=1).t()
-    told = cudal2gen.explain(a, b, batch_invariant=True)
+    explanation = cudal2gen.explain(a, b, batch_invariant=True)
     assert (
-        told
+        explanation
         == cudal2gen.explain(a[:1], b, batch_invariant=True)
         == cudal2gen.explain(cudal2gen.linear, a, b.t(), batch_invariant=True)
     )
-    assert "modelled" in told
+    assert "modelled" in explanation
     assert cudal2gen.explain(cudal2gen.linear, a.float(), b.float().t(), batch_invariant=True).startswith("refused: ")
     assert "modelled" not in cudal2gen.explain(a, b)
 
 
 # --- the choice ---
-
-
-def problem(record: Any, m: int = 1) -> Problem:
-    """A record's problem with another number of rows."""
-    return record.problem.model_copy(update={"m": m})
 
 
 @pytest.mark.slow

@@ -196,7 +196,8 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     assert "of 17_96_72; launched as 17_96_72, no copies" in explanation
     assert "17_96_72 was measured: 1.125x" in explanation
     assert "no problem for h200 f16 tn" in command("--where", f"problems={problems}", "--acc", "f16").stderr
-    assert "no catalog" not in command("--where", f"problems={tmp_path}/none.jsonl", "--acc", "f32").stderr
+    missing = command("--where", f"problems={tmp_path}/none.jsonl", "--acc", "f32")
+    assert (missing.exit_code, f"{tmp_path}/none.jsonl" in missing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

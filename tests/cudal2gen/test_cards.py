@@ -35,7 +35,16 @@ from tests.packages import require
 torch = require("torch")
 
 from tests.cudal2gen.emulated_operators import device  # noqa: E402
-from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, draw_product, measurements, process, store  # noqa: E402
+from tests.cudal2gen.racing import (  # noqa: E402
+    A100,
+    NAMES,
+    Clock,
+    ClockedDevice,
+    draw_product,
+    measurements,
+    simulated_process,
+    store,
+)
 
 __all__ = ["device", "store"]  # fixtures
 pytestmark = pytest.mark.torch
@@ -188,10 +197,10 @@ ITS_ENVIRONMENT = A100.model_copy(
 
 def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     a, b, expected = draw_product(device, (64, 64, 128))
-    with process(opened_pack, Timed(device, None), "off") as own:
+    with simulated_process(opened_pack, ClockedDevice(device, None), "off") as own:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert own.stats()["kernel"] == {NAMES["predicated"]: 1}, "measured as faster on this model"
-    with process(opened_pack, Timed(device, None, A40), "off") as other:
+    with simulated_process(opened_pack, ClockedDevice(device, None, A40), "off") as other:
         with pytest.warns(UserWarning, match=r"NVIDIA A40 \(sm_86, 84 SMs\) has no pack of its own; kernels of a100's"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         reason = "nothing was measured on this card; the kernels are a100's"
@@ -211,12 +220,12 @@ def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevic
     clock.environment = ITS_ENVIRONMENT
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with process(opened_pack, Timed(device, clock, A40)) as dispatcher:
+        with simulated_process(opened_pack, ClockedDevice(device, clock, A40)) as dispatcher:
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
     assert {row.environment for row in measurements()} == {"a40"}
     # Measurements of the A40 must not count for the A100.
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), "off") as own:
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0)), "off") as own:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert own.stats()["kernel"] == {}
 

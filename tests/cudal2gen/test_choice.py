@@ -163,7 +163,7 @@ def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth
     return replace(own, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
 
 
-def ask(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
+def choose(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
     """The table's choice for a problem. ``more``: acc, layout, operands, or arguments of ``choose``."""
     posed = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
     operands = more.pop("operands", LaunchOperands.packed(posed.layout, Sizes(m, n, k)))
@@ -172,7 +172,7 @@ def ask(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
 
 @pytest.mark.parametrize(("low", "wins"), [(0.5, False), (1.0, False), (1.009, False), (1.01, True), (2.0, True)])
 def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
-    answer = ask(table({0: low}), 64, 64, 128)
+    answer = choose(table({0: low}), 64, 64, 128)
     assert (answer.kernel == 0) == wins
     assert answer.short == ("measured" if wins else "measured, not faster")
     assert f"64_64_128 was measured: {low + 0.01:.3f}x [{low:.3f}, {low + 0.02:.3f}]" in answer.reason
@@ -181,12 +181,12 @@ def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
 def test_copies_are_priced_in() -> None:
     """A copy takes 3 us and the time of its bytes at half of the bandwidth; the kernel takes 100 us."""
     apart = LaunchOperands(Matrix(132), Matrix(128), Matrix(64))
-    assert ask(table({0: 1.05}), 64, 64, 128, operands=apart).kernel == 0
-    slow = ask(table({0: 1.03}), 64, 64, 128, operands=apart)
+    assert choose(table({0: 1.05}), 64, 64, 128, operands=apart).kernel == 0
+    slow = choose(table({0: 1.03}), 64, 64, 128, operands=apart)
     assert (slow.kernel, slow.short) == (None, "copies too dear")
     assert "3.0 us of copies added" in slow.reason
-    assert ask(table({0: 1.05}, bandwidth=3e4), 64, 64, 128, operands=apart).kernel is None
-    assert ask(table({0: 1.05}), 64, 64, 128, extra_us=10.0).kernel is None
+    assert choose(table({0: 1.05}, bandwidth=3e4), 64, 64, 128, operands=apart).kernel is None
+    assert choose(table({0: 1.05}), 64, 64, 128, extra_us=10.0).kernel is None
     assert choice.Use(Sizes(64, 64, 64), (True, False, True)).copied_bytes(Sizes(33, 64, 64), (2, 2, 2)) == 2 * (
         33 * 64 + 2 * 64 * 64 + 33 * 64 + 64 * 64
     )
@@ -194,36 +194,36 @@ def test_copies_are_priced_in() -> None:
 
 def test_what_a_padded_measurement_has_in_it_is_not_priced_again() -> None:
     record = small(acc="f32", padding="pad", m=61, n=59, k=250)
-    assert ask(table({0: 1.02}, [record], bandwidth=1.0), 61, 59, 250).kernel == 0
+    assert choose(table({0: 1.02}, [record], bandwidth=1.0), 61, 59, 250).kernel == 0
 
 
 def test_neighbours_answer_for_ragged_sizes() -> None:
     """The estimate subtracts the kernel's loss by its tiles: 60 of 64 rows are used."""
     won = table({0: 1.5})
-    answer = ask(won, 60, 64, 128)
+    answer = choose(won, 60, 64, 128)
     assert (answer.kernel, answer.short) == (0, "estimated")
     assert f"{1.5 * 60 / 64:.3f}x expected with the kernel of 64_64_128" in answer.reason
-    assert ask(won, 33, 64, 128).short == "estimated, not faster", "half of the tiles are empty"
-    assert ask(won, 65, 64, 128).kernel is None
-    assert ask(won, 31, 64, 128).short == "nothing was measured within a factor of two"
-    assert ask(won, 64, 64, 257).short == "nothing was measured within a factor of two"
-    assert ask(table({0: 1.0 + choice.MARGIN + choice.STRETCH}), 64, 64, 120).kernel == 0
-    assert ask(table({0: 1.05}), 64, 64, 120).kernel is None, "a stretch needs a wider margin"
+    assert choose(won, 33, 64, 128).short == "estimated, not faster", "half of the tiles are empty"
+    assert choose(won, 65, 64, 128).kernel is None
+    assert choose(won, 31, 64, 128).short == "nothing was measured within a factor of two"
+    assert choose(won, 64, 64, 257).short == "nothing was measured within a factor of two"
+    assert choose(table({0: 1.0 + choice.MARGIN + choice.STRETCH}), 64, 64, 120).kernel == 0
+    assert choose(table({0: 1.05}), 64, 64, 120).kernel is None, "a stretch needs a wider margin"
 
 
 def test_vectors_are_not_estimated() -> None:
     thin = small(acc="f32", padding="predicate", m=2, n=64, k=128)
     won = table({0: 50.0}, [thin])
-    assert ask(won, 3, 64, 128).short == "estimated"
-    assert ask(won, 1, 64, 128).short == "vector, not measured"
+    assert choose(won, 3, 64, 128).short == "estimated"
+    assert choose(won, 1, 64, 128).short == "vector, not measured"
     own = small(acc="f32", padding="predicate", m=1, n=64, k=128)
-    assert ask(table({0: 1.5}, [own]), 1, 64, 128).short == "measured"
+    assert choose(table({0: 1.5}, [own]), 1, 64, 128).short == "measured"
 
 
 def test_all_neighbours_must_be_won() -> None:
     records = [PREDICATED, small(acc="f32", padding="predicate", m=96, n=96, k=128)]
-    assert ask(table({0: 1.5, 1: 1.5}, records), 90, 90, 128).kernel is not None
-    lost = ask(table({0: 1.5, 1: 0.9}, records), 90, 90, 128)
+    assert choose(table({0: 1.5, 1: 1.5}, records), 90, 90, 128).kernel is not None
+    lost = choose(table({0: 1.5, 1: 0.9}, records), 90, 90, 128)
     assert (lost.kernel, lost.short) == (None, "neighbours not all won")
     assert "96_96_128 0.910x" in lost.reason
     assert "64_64_128 1.510x" in lost.reason
@@ -232,7 +232,7 @@ def test_all_neighbours_must_be_won() -> None:
 def test_an_estimate_is_never_better_than_its_neighbours() -> None:
     won = table({0: 1.5})
     for m, n, k in itertools.product((40, 57, 64, 96, 128), (40, 64, 111), (96, 120, 128, 200)):
-        answer = ask(won, m, n, k)
+        answer = choose(won, m, n, k)
         if answer.kernel is not None and answer.short == "estimated":
             assert float(answer.reason.split("x")[0]) <= 1.5 + 1e-3, (m, n, k)
 
@@ -243,7 +243,7 @@ def test_more_elements_than_an_int_counts() -> None:
     assert answer is not None
     assert answer.launched == sizes
     assert answer.copied_bytes(Sizes(*sizes), (2, 2, 2)) == 0
-    assert ask(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
+    assert choose(table({0: 2.0}), *sizes).short == "nothing was measured within a factor of two"
     padded = use_of(WHOLE, (1 << 17) - 1, 1 << 16, 64)
     assert padded is not None
     assert padded.copied_bytes(Sizes((1 << 17) - 1, 1 << 16, 64), (2, 2, 2)) > 1 << 34
@@ -251,41 +251,41 @@ def test_more_elements_than_an_int_counts() -> None:
 
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:
     for more in ({"layout": "nn"}, {"acc": "f16"}):
-        answer = ask(table({0: 2.0}), 64, 64, 128, **more)
+        answer = choose(table({0: 2.0}), 64, 64, 128, **more)
         assert answer.kernel is None
         assert answer.reason.endswith(f" a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}")
 
 
 def test_on_request_the_nearest_kernel_is_taken_and_a_copy_counts_as_an_octave() -> None:
     both = table({}, [PREDICATED, WHOLE])
-    assert ask(both, 96, 96, 64, prefer="kernel").kernel == 1
-    assert ask(both, 90, 96, 64, prefer="kernel").kernel == 1, "two copies, the other is three octaves farther"
-    assert ask(both, 70, 80, 80, prefer="kernel").kernel == 0, "the nearer one would copy A, B and D"
-    answer = ask(both, 90, 90, 63, prefer="kernel")
+    assert choose(both, 96, 96, 64, prefer="kernel").kernel == 1
+    assert choose(both, 90, 96, 64, prefer="kernel").kernel == 1, "two copies, the other is three octaves farther"
+    assert choose(both, 70, 80, 80, prefer="kernel").kernel == 0, "the nearer one would copy A, B and D"
+    answer = choose(both, 90, 90, 63, prefer="kernel")
     assert answer.use is not None
     assert answer.use.copied == (True, True, True)
-    assert ask(both, 96, 96, 64, prefer="vendor").short == "asked for"
+    assert choose(both, 96, 96, 64, prefer="vendor").short == "asked for"
     baked = table({}, [small(acc="f32", bake=["k"], k=192)])
-    assert ask(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"
+    assert choose(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"
 
 
 def test_the_vendor_computes_what_no_launcher_takes() -> None:
     far = LaunchOperands(Matrix(1 << 25), Matrix(128), Matrix(64))
     for prefer in ("kernel", "measured"):
-        answer = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
+        answer = choose(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
         assert answer.short == "an extent or leading dimension exceeds 16777216"
 
 
 # --- fused and batched problems ---
 
 
-# A kernel with a fusion, one for batches, and all three.
+# A kernel with a fusion, one for batches, and a list of both with the plain kernel.
 FUSED = PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+silu"))
 BATCHED = PREDICATED.at(PREDICATED.problem.revised(batch="strided"))
 WITH_FUSED = [PREDICATED, FUSED, BATCHED]
 
 
-def ask_fused(own: Table, record: Record, **more: Any) -> choice.Choice:
+def choose_for_record(own: Table, record: Record, **more: Any) -> choice.Choice:
     """The table's choice for a record's problem, with packed operands."""
     return own.choose(record.problem, LaunchOperands.packed("tn", Sizes(record.m, record.n, record.k)), **more)
 
@@ -294,29 +294,31 @@ def ask_fused(own: Table, record: Record, **more: Any) -> choice.Choice:
 def test_an_unmeasured_fusion_claims_no_speed(record: Record) -> None:
     number = WITH_FUSED.index(record)
     won = table({0: 1.5}, WITH_FUSED)
-    answer = ask_fused(won, record)
+    answer = choose_for_record(won, record)
     assert (answer.kernel, answer.short) == (None, "fusion or batch not measured")
     assert f"64_64_128{record.problem.suffix} was not measured; the plain product: 64_64_128 was measured: 1.5" in (
         answer.reason
     )
-    allowed = ask_fused(won, record, prefer="inferred")
+    allowed = choose_for_record(won, record, prefer="inferred")
     assert (allowed.kernel, allowed.inferred) == (number, True)
-    lost = ask_fused(table({0: 0.9}, WITH_FUSED), record, prefer="inferred")
+    lost = choose_for_record(table({0: 0.9}, WITH_FUSED), record, prefer="inferred")
     assert (lost.kernel, lost.short) == (None, "fusion or batch not measured, plain not faster")
-    absent = ask_fused(table({0: 1.5}, [PREDICATED, WHOLE.at(WHOLE.problem.revised(fusion="bias_n+silu"))]), FUSED)
+    absent = choose_for_record(
+        table({0: 1.5}, [PREDICATED, WHOLE.at(WHOLE.problem.revised(fusion="bias_n+silu"))]), FUSED
+    )
     assert absent.short == "no kernel with this fusion or batch"
-    none = ask_fused(table({0: 1.5}), record, prefer="inferred")
+    none = choose_for_record(table({0: 1.5}), record, prefer="inferred")
     assert none.kernel is None
     assert none.reason.endswith(f" a100 f32 tn{record.problem.suffix}")
-    assert ask_fused(won, record, prefer="kernel").kernel == number
-    assert ask_fused(won, record, prefer="vendor").kernel is None
-    assert not ask_fused(won, PREDICATED, prefer="inferred").inferred, "it was measured"
+    assert choose_for_record(won, record, prefer="kernel").kernel == number
+    assert choose_for_record(won, record, prefer="vendor").kernel is None
+    assert not choose_for_record(won, PREDICATED, prefer="inferred").inferred, "it was measured"
 
 
 def test_a_fusion_that_was_measured_speaks_for_itself() -> None:
     own = table({0: 1.5, 1: 0.9}, WITH_FUSED)
-    assert ask_fused(own, FUSED, prefer="inferred").short == "measured, not faster"
-    won = ask_fused(table({0: 0.9, 1: 1.2}, WITH_FUSED), FUSED)
+    assert choose_for_record(own, FUSED, prefer="inferred").short == "measured, not faster"
+    won = choose_for_record(table({0: 0.9, 1: 1.2}, WITH_FUSED), FUSED)
     assert (won.kernel, won.inferred) == (1, False)
     assert won.reason.startswith("64_64_128 bias_n+silu was measured: 1.210x")
     near = FUSED.problem.revised(m=60)
@@ -327,10 +329,10 @@ def test_a_fusion_that_was_measured_speaks_for_itself() -> None:
 
 def test_batches_are_measured_by_their_number_of_products() -> None:
     own = replace(table({}, WITH_FUSED), rows=[row(BATCHED, 2, 1.5, products=8)])
-    assert ask_fused(own, BATCHED, products=8).short == "measured"
-    assert ask_fused(own, BATCHED, products=8).reason.startswith("64_64_128 x8 was measured")
-    assert ask_fused(own, BATCHED, products=12).short == "estimated"
-    assert ask_fused(own, BATCHED, products=17).short == "fusion or batch not measured, plain not faster"
+    assert choose_for_record(own, BATCHED, products=8).short == "measured"
+    assert choose_for_record(own, BATCHED, products=8).reason.startswith("64_64_128 x8 was measured")
+    assert choose_for_record(own, BATCHED, products=12).short == "estimated"
+    assert choose_for_record(own, BATCHED, products=17).short == "fusion or batch not measured, plain not faster"
 
 
 def test_an_estimate_of_groups_counts_the_tiles_that_each_fills() -> None:
@@ -369,7 +371,7 @@ def test_old_tables_say_nothing_of_fusions() -> None:
 # --- from measurements ---
 
 
-def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[results.Measurement]:
+def measurements_of(record: Record, ratios: dict[str, float], **more: Any) -> list[results.Measurement]:
     """Measurements of a problem in both L2 states. ``ratios``: by keys such as ``torch.matmul cold``."""
     measurements = []
     for l2 in ("cold", "hot"):
@@ -391,42 +393,46 @@ def h200_table(records: list[Record], measurements: list[results.Measurement], *
 
 # A record of an H200, and ratios of the times of two baselines in both states of the L2.
 RECORD = small(gpu="h200", acc="f32")
-EVEN = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3, "cublas-tn hot": 1.4}
+RATIOS = {"torch.matmul cold": 1.2, "torch.matmul hot": 1.1, "cublas-tn cold": 1.3, "cublas-tn hot": 1.4}
 
 
 def test_the_worst_state_against_what_torch_calls_counts() -> None:
-    (only,) = h200_table([RECORD], campaign(RECORD, EVEN)).rows
+    (only,) = h200_table([RECORD], measurements_of(RECORD, RATIOS)).rows
     assert only.kernel == 0
     assert only.speedup == pytest.approx((1.1, 1.1, 1.1), abs=0.001)
     assert only.state == "hot L2, torch.matmul"
     assert (only.us, only.vendor_us) == pytest.approx((10.0, 11.0))
-    (worse,) = h200_table([RECORD], campaign(RECORD, EVEN | {"cublas-tn cold": 0.9})).rows
+    (worse,) = h200_table([RECORD], measurements_of(RECORD, RATIOS | {"cublas-tn cold": 0.9})).rows
     assert worse.state == "cold L2, cublas-tn", "torch.matmul of a transposed B is cuBLAS's own"
     assert not worse.wins
-    (other,) = h200_table([RECORD], campaign(RECORD, EVEN | {"cublas-nn cold": 0.5})).rows
+    (other,) = h200_table([RECORD], measurements_of(RECORD, RATIOS | {"cublas-nn cold": 0.5})).rows
     assert other.wins, "another layout's time is no rival"
 
 
 def test_measurements_that_do_not_count() -> None:
-    assert h200_table([RECORD], campaign(RECORD, {"cublas-tn cold": 1.2})).rows == [], "torch.matmul was not there"
-    assert h200_table([RECORD], campaign(RECORD, EVEN, protocol="offline")).rows == []
-    assert h200_table([RECORD], campaign(RECORD, EVEN, gpu="h100")).notes
+    assert h200_table([RECORD], measurements_of(RECORD, {"cublas-tn cold": 1.2})).rows == [], (
+        "torch.matmul was not there"
+    )
+    assert h200_table([RECORD], measurements_of(RECORD, RATIOS, protocol="offline")).rows == []
+    assert h200_table([RECORD], measurements_of(RECORD, RATIOS, gpu="h100")).notes
     environment = measured.H200.model_copy(update={"gpu": "h100"})
-    measurements = results.Measurements({environment.id: environment}, campaign(RECORD, EVEN))
+    measurements = results.Measurements({environment.id: environment}, measurements_of(RECORD, RATIOS))
     assert tabulate("h200", [RECORD], measurements).rows == [], "another card's"
-    unknown = h200_table([small(gpu="h200", acc="f32", stages=4)], campaign(RECORD, EVEN))
+    unknown = h200_table([small(gpu="h200", acc="f32", stages=4)], measurements_of(RECORD, RATIOS))
     assert unknown.rows == []
     assert unknown.notes == ["1 measured kernels are not among these, or were compiled otherwise"]
-    assert h200_table([RECORD], campaign(RECORD, EVEN), digest=lambda _: "e").rows == [], "another compiler's binary"
-    assert len(h200_table([RECORD], campaign(RECORD, EVEN), digest=lambda _: "d").rows) == 1
+    assert h200_table([RECORD], measurements_of(RECORD, RATIOS), digest=lambda _: "e").rows == [], (
+        "another compiler's binary"
+    )
+    assert len(h200_table([RECORD], measurements_of(RECORD, RATIOS), digest=lambda _: "d").rows) == 1
 
 
 def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
-    again = campaign(RECORD, EVEN) + campaign(RECORD, dict.fromkeys(EVEN, 0.8))
+    again = measurements_of(RECORD, RATIOS) + measurements_of(RECORD, dict.fromkeys(RATIOS, 0.8))
     assert not h200_table([RECORD], again).rows[0].wins
     # Two records for one problem, like those that a tuner measures.
     better = small(gpu="h200", acc="f32", stages=4)
-    both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
+    both = measurements_of(RECORD, RATIOS) + measurements_of(better, dict.fromkeys(RATIOS, 1.5))
     (only,) = h200_table([RECORD, better], both).rows
     assert only.kernel == 1
 
@@ -437,10 +443,10 @@ def test_fused_and_batched_measurements_have_rivals_of_their_own() -> None:
     unfused = {"torch.unfused cold": 1.3, "torch.unfused hot": 1.3, "torch.epilogue cold": 1.1}
     products = {"torch.bmm cold": 1.4, "torch.bmm hot": 1.2}
     measurements = [
-        *campaign(RECORD, EVEN),
-        *campaign(fused, unfused, fusion="bias_n"),
-        *campaign(batched, products, batch="strided", products=4),
-        *campaign(batched, dict.fromkeys(products, 0.8), batch="strided", products=8),
+        *measurements_of(RECORD, RATIOS),
+        *measurements_of(fused, unfused, fusion="bias_n"),
+        *measurements_of(batched, products, batch="strided", products=4),
+        *measurements_of(batched, dict.fromkeys(products, 0.8), batch="strided", products=8),
     ]
     rows = h200_table([RECORD, fused, batched], measurements).rows
     states = {(row.fusion.text, row.products, row.state, round(row.speedup[1], 3)) for row in rows}
@@ -459,11 +465,11 @@ def test_fused_and_batched_measurements_have_rivals_of_their_own() -> None:
         (None, "strided", 4),
         (None, "strided", 8),
     ]
-    assert h200_table([fused], campaign(fused, {"torch.matmul cold": 1.3}, fusion="bias_n")).rows == []
+    assert h200_table([fused], measurements_of(fused, {"torch.matmul cold": 1.3}, fusion="bias_n")).rows == []
 
 
 def test_a_table_is_what_was_dumped() -> None:
-    own = h200_table([RECORD], campaign(RECORD, EVEN))
+    own = h200_table([RECORD], measurements_of(RECORD, RATIOS))
     again = Table.load(own.dump())
     assert again.dump() == own.dump()
     assert isinstance(again.rows[0], Row)
@@ -522,7 +528,7 @@ def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     assert "instead  hgemm_sm80_multistage_f16_tn" in text
     record = catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=64)).record
     environment = measured.H200.model_copy(update={"gpu": "a100"})
-    measurements = campaign(record, EVEN, gpu="a100", acc="f16")
+    measurements = measurements_of(record, RATIOS, gpu="a100", acc="f16")
     file = measured.write(results.Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
     text = run("explain", "--mnk", "4096_4096_64", "--from", str(file), env=env).stdout
     assert text.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")

@@ -23,12 +23,13 @@ from kernelproof.ground.element import BF16, ELEMENTS, F16, F32, Element, elemen
 from tests.cudal2gen.paths import PATHS, ring
 
 # A type may be named outside the table only in the launcher's own table and in the emulator's tables of NumPy types.
-SPELLED = (
+TYPE_NAMES = (
     r"\bb?float16\b|CUDA_R_16B?F|TYPE_B?FLOAT16|\bhalf2?( const)?[*&]|__(nv_)?b?float\w*half|__half|cuda_[bf]p?16|"
     r"__nv_bfloat|\.half\(\)(?!`)"
 )
-# The table, the launcher, what takes programs of any type, and vendors' headers that such programs include.
-SPELLS = {"grading", "element.py", "launch.h", "triton_matmul.py", "emulator", "cublas_v2.h"}
+# Files and folders that may name types: the table, the launcher, code that takes programs of any type, and vendors'
+# headers that such programs include.
+MAY_NAME_TYPES = {"grading", "element.py", "launch.h", "triton_matmul.py", "emulator", "cublas_v2.h"}
 
 
 @pytest.mark.parametrize("element", [*ELEMENTS.values(), F32], ids=[*ELEMENTS, "f32"])
@@ -82,10 +83,10 @@ def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) ->
         assert record.element is other
         text = render(record)
         assert "other" in text
-        assert not (match := re.search(SPELLED + r"|F16|\bfp16|\.f16", text)), match
+        assert not (match := re.search(TYPE_NAMES + r"|F16|\bfp16|\.f16", text)), match
 
 
-# A type of 8 bits.
+# A made-up type of 8 bits, and fields of a record that is legal for it.
 NARROW = replace(
     F16, name="narrow", dtype="float8_e4m3fn", significand=4, exponent=4, outputs=("f32",), half_sums=False,
     to_float2="",
@@ -185,5 +186,5 @@ def test_only_the_table_names_the_type(checkout: Path) -> None:
     package, templates = checkout / "cudal2gen", checkout / "templates"
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
     for path in [*files, *templates.rglob("*.j2")]:
-        if not {path.name, path.relative_to(checkout).parts[1]} & SPELLS:
-            assert not (match := re.search(SPELLED, path.read_text())), f"{path} spells {match and match[0]}"
+        if not {path.name, path.relative_to(checkout).parts[1]} & MAY_NAME_TYPES:
+            assert not (match := re.search(TYPE_NAMES, path.read_text())), f"{path} spells {match and match[0]}"

@@ -37,7 +37,7 @@ def environment() -> ModelEnvironment:
 
 
 @cache
-def campaign(folder: Path) -> tuple[Path, Path]:
+def run_search(folder: Path) -> tuple[Path, Path]:
     """The transcript and the trials of a search whose answers have two legal proposals, an illegal and a legal one, and
     nonsense."""
     transcript, store = folder / "trials-llm.jsonl", folder / "trials.jsonl"
@@ -62,8 +62,8 @@ def campaign(folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The transcript and the trials of ``campaign``."""
-    return campaign(tmp_path_factory.mktemp("campaign"))
+    """The transcript and the trials of ``run_search``."""
+    return run_search(tmp_path_factory.mktemp("campaign"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
             if trial.effort == effort and trial.measured:
                 longest[trial.record["stages"], trial.record["raster_group"]] = trial
 
-    def speed(stages: int, group: int) -> float:
+    def expected_reward(stages: int, group: int) -> float:
         """The reward of a record: its speed over the incumbent's, less a hundredth of its largest error."""
         trial = longest[stages, group]
         base = trial.timing(INCUMBENT)
@@ -98,13 +98,13 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
         return base.median_us / trial.median_us - 0.01 * trial.max_diff
 
     # The first answer proposes stages 3 with the incumbent's group 8, and group 4 with its stages 4.
-    best = max(((3, 8), (4, 4)), key=lambda pair: speed(*pair))
+    best = max(((3, 8), (4, 4)), key=lambda pair: expected_reward(*pair))
     second = (2, best[1])
-    assert examples[0].reward == pytest.approx((speed(3, 8) + speed(4, 4)) / 2)
+    assert examples[0].reward == pytest.approx((expected_reward(3, 8) + expected_reward(4, 4)) / 2)
     assert [example.reward for example in examples[1:3]] == [0.0, 0.0], "nonsense earns what a failure does"
-    assert examples[3].reward == pytest.approx(speed(*second))
+    assert examples[3].reward == pytest.approx(expected_reward(*second))
     following = json.loads(examples[4].prompt[1]["content"])
-    assert examples[4].reward == pytest.approx(speed(prompt_base(following)["stages"], 2) / 2), (
+    assert examples[4].reward == pytest.approx(expected_reward(prompt_base(following)["stages"], 2) / 2), (
         "the illegal half of the answer earns nothing"
     )
     assert {(example.stage, example.problem) for example in examples} == {("hgemm", PROBLEM.title)}
@@ -177,7 +177,7 @@ def test_new_answers_are_scored() -> None:
         return [{"role": "assistant", "content": content}]
 
     scorer = exports.Scorer(environment(), SETTINGS)
-    (trial,) = environment().evaluate(PROBLEM, [measured_record({"stages": 3})])
+    (trial,) = environment().evaluate(PROBLEM, [changed_incumbent({"stages": 3})])
     expected = reward.of_trials([trial], SETTINGS)
     completions = [
         answer({"stages": 3}), answer({"stages": 3}, {"stages": 90}), answer({"stages": 3}, {"stages": 3}),
@@ -191,8 +191,8 @@ def test_new_answers_are_scored() -> None:
     assert scorer([other], [answer({"stages": 3})]) == [None]
 
 
-def measured_record(change: dict[str, Any]) -> Any:
-    """The incumbent with a change."""
+def changed_incumbent(change: dict[str, Any]) -> Any:
+    """The incumbent with other values of some fields."""
     from cudal2gen.kernel import parse
 
     return parse(incumbent().model_dump(mode="json") | change)
@@ -241,11 +241,11 @@ def test_trl_reads_and_trains(exported_folder: Path, tmp_path: Path, monkeypatch
         "save_strategy": "no", "disable_tqdm": True,
     }  # fmt: skip
 
-    def data(name: str) -> Any:
+    def load_examples(name: str) -> Any:
         cache_dir = str(tmp_path / "cache")
         return load_dataset("json", data_files=str(exported_folder / name), split="train", cache_dir=cache_dir)
 
-    supervised = data("sft.jsonl")
+    supervised = load_examples("sft.jsonl")
     assert is_conversational(supervised[0])
     texts = apply_chat_template(supervised[0], words)
     assert texts["completion"] == rows(exported_folder / "sft.jsonl")[0]["completion"][0]["content"] + "<end>"
@@ -259,7 +259,7 @@ def test_trl_reads_and_trains(exported_folder: Path, tmp_path: Path, monkeypatch
     assert masked["input_ids"][-len(completion) :] == completion
     assert trainer.train().training_loss > 0
 
-    questions = data("grpo.jsonl")
+    questions = load_examples("grpo.jsonl")
     assert is_conversational(questions[0])
     scores: list[list[float | None]] = []
     scorer = exports.Scorer(environment(), SETTINGS)

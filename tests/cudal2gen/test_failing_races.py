@@ -24,12 +24,12 @@ from tests.cudal2gen.racing import (  # noqa: E402
     A100,
     NAMES,
     Clock,
-    Timed,
+    ClockedDevice,
     draw_product,
     launch_counts,
     library_warnings,
     measurements,
-    process,
+    simulated_process,
     store,
     tuner_of,
 )
@@ -68,14 +68,14 @@ def test_a_wrong_kernel_is_banned_for_good(
         return off
 
     monkeypatch.setattr(contests, "bind", wrong)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         with pytest.warns(UserWarning, match=f"{NAMES['whole']}: an error of 1, .* it is not used on this card"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
     (digest,) = Store(A100).first_runs.banned()
     assert "an error of 1" in last_reason(digest)
     before = launch_counts(device)["whole"]
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         cudal2gen.matmul(a[:20], b.t())
     assert launch_counts(device)["whole"] == before
 
@@ -84,7 +84,7 @@ def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened_
     """By the clock it takes 0.1 us."""
     clock = Clock(device, {NAMES["whole"]: 0.1}, 300.0)
     a, b, _ = draw_product(device)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert list(dispatcher.stats()["kernel"]) == [NAMES["predicated"]]
     assert len(Store(A100).first_runs.banned()) == 1
@@ -96,7 +96,7 @@ def test_a_stale_result_does_not_pass(
     """A kernel that leaves an element unwritten fails, whatever the memory held before."""
     a, b, expected = draw_product(device)
 
-    class Stale(Timed):
+    class Stale(ClockedDevice):
         """A device whose new memory holds the right result already."""
 
         def empty(self, like: Any, *shape: int) -> Any:
@@ -104,7 +104,7 @@ def test_a_stale_result_does_not_pass(
 
     monkeypatch.setattr(contests, "bind", lambda stale, *_: lambda a, b, out: stale.empty(a, *expected.shape))
     with (
-        process(opened_pack, Stale(device, Clock(device, {}, 300.0))),
+        simulated_process(opened_pack, Stale(device, Clock(device, {}, 300.0))),
         pytest.warns(UserWarning, match="an error of inf"),
     ):
         cudal2gen.matmul(a, b.t())
@@ -120,7 +120,7 @@ def test_a_refused_launch_costs_the_kernel_only(
 
     monkeypatch.setattr(contests, "bind", refused)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))):
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert {row.reason for row in Store(A100).first_runs.entries().values()} == {"does not run: no (cudaError 1)"}
     assert Store(A100).first_runs.banned() == set(), (
@@ -140,7 +140,10 @@ def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevi
 
     clock = Faulty(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 400.0, NAMES["split"]: 400.0}, 300.0)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock)), pytest.warns(UserWarning, match="an illegal memory access"):
+    with (
+        simulated_process(opened_pack, ClockedDevice(device, clock)),
+        pytest.warns(UserWarning, match="an illegal memory access"),
+    ):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     (digest,) = Store(A100).first_runs.banned()
     assert last_reason(digest) == "fails after its first run: an illegal memory access"
@@ -161,7 +164,7 @@ def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, o
             return super().elapsed_us(call, times)
 
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, Behind(device, {}, 300.0))):
+    with simulated_process(opened_pack, ClockedDevice(device, Behind(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert len(measurements()) == 1
 
@@ -173,7 +176,7 @@ def test_a_store_that_cannot_be_used_stops_the_races(
 ) -> None:
     (store / f"{name}.jsonl").mkdir()
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), mode):
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0)), mode):
         with pytest.warns(UserWarning, match=rf"no autotuning: .*{name}.jsonl.*by CUDAL2GEN_RESULTS") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(3)]
         assert len(library_warnings(warned)) == 1
@@ -203,7 +206,10 @@ def test_what_a_full_store_does_not_take_counts_in_the_process(
 ) -> None:
     a, b, expected = draw_product(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened_pack, Timed(device, clock), mode) as dispatcher, monkeypatch.context() as patch:
+    with (
+        simulated_process(opened_pack, ClockedDevice(device, clock), mode) as dispatcher,
+        monkeypatch.context() as patch,
+    ):
         refuse_writes(patch, "autotune")
         with pytest.warns(UserWarning, match=r"cannot use .*autotune.jsonl: No space left.*make room there") as warned:
             products = [cudal2gen.matmul(a, b.t()) for _ in range(60)]
@@ -230,11 +236,11 @@ def test_what_was_measured_counts_where_nothing_can_be_banned(
     """The folder of results cannot be written by later processes."""
     a, b, expected = draw_product(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         cudal2gen.matmul(a, b.t())
     refuse_writes(monkeypatch, "autotune-first-runs")
     before = launch_counts(device)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         with pytest.warns(UserWarning, match=r"cannot use .*autotune-first-runs.jsonl: No space left"):
             assert torch.equal(cudal2gen.matmul(a[:20], b.t()), expected[:20])
         assert launch_counts(device) == before, "no kernel runs that could not be banned"
@@ -255,7 +261,7 @@ def test_a_pack_with_other_kernels_races_once_more(
     def call_matmul(with_pack: pack.Pack, seconds: float = races.PROCESS_SECONDS) -> tuple[list[str], bool]:
         """What computed, and whether something was raced."""
         before = clock.seconds
-        with process(with_pack, Timed(device, clock)) as dispatcher:
+        with simulated_process(with_pack, ClockedDevice(device, clock)) as dispatcher:
             tuner = tuner_of(dispatcher)
             assert tuner is not None
             tuner.spent = races.PROCESS_SECONDS - seconds
@@ -290,7 +296,10 @@ class Failing(Clock):
 def test_a_race_that_fails_costs_no_call(device: EmulatedDevice, opened_pack: pack.Pack, mode: races.Mode) -> None:
     a, b, expected = draw_product(device)
     clock = Failing(device, {}, 300.0)
-    with process(opened_pack, Timed(device, clock), mode), pytest.warns(UserWarning, match="an event is gone"):
+    with (
+        simulated_process(opened_pack, ClockedDevice(device, clock), mode),
+        pytest.warns(UserWarning, match="an event is gone"),
+    ):
         products = [cudal2gen.matmul(a, b.t()) for _ in range(9)]
     assert all(torch.equal(d, expected) for d in products)
     assert Store(A100).first_runs.banned() == set()
@@ -305,6 +314,9 @@ def test_a_full_memory_bans_nothing(
 
     monkeypatch.setattr(f"cudal2gen.operators.measuring.contests.{where}", full)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="no memory"):
+    with (
+        simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0))),
+        pytest.warns(UserWarning, match="no memory"),
+    ):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert Store(A100).first_runs.banned() == set()

@@ -22,9 +22,9 @@ def features_of(record: Record) -> tuple[object, ...]:
 
 # The paths without batches and fusions.
 PLAIN = {name: record for name, record in PATHS.items() if not record.batched and not record.fusion}
-# By way: a record with it, one of BRANCHES if there is one, since those are compiled anyway.
-WAYS = {features_of(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
-EXECUTED = draw_part([*WAYS.values()], 3)
+# The name of a record with each set of features: one of BRANCHES if there is one, since those are compiled anyway.
+RECORD_OF_FEATURES = {features_of(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
+EXECUTED = draw_part([*RECORD_OF_FEATURES.values()], 3)
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 

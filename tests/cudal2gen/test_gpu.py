@@ -209,29 +209,29 @@ def test_the_same_environment_has_the_same_id(h200: Gpu, nvml: SimpleNamespace, 
 
 
 def test_a_card_without_ecc_is_no_error(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
-    def refuses(handle: Any) -> Any:
+    def raise_nvml_error(handle: Any) -> Any:
         raise nvml.module.NVMLError(nvml.module.NVML_ERROR_NOT_SUPPORTED)
 
-    monkeypatch.setattr(nvml.module, "nvmlDeviceGetEccMode", refuses)
+    monkeypatch.setattr(nvml.module, "nvmlDeviceGetEccMode", raise_nvml_error)
     assert h200.environment.ecc is None
 
 
 def test_what_the_host_does_not_tell_is_zero(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
-    def refuses(*_: Any) -> Any:
+    def raise_nvml_error(*_: Any) -> Any:
         raise nvml.module.NVMLError(nvml.module.NVML_ERROR_NO_PERMISSION)
 
     for name in nvml.answers:
         if name.startswith("nvmlDevice") and name != "nvmlDeviceGetHandleByUUID":
-            monkeypatch.setattr(nvml.module, name, refuses)
+            monkeypatch.setattr(nvml.module, name, raise_nvml_error)
     assert h200.reading() == gpu.CardReading(0, 0, 0.0, 0, frozenset())
     assert h200.environment.floor_us(small().problem, cold=True) == 0
 
 
 def test_without_nvml_the_error_says_what_to_do(h200: Gpu, nvml: SimpleNamespace, monkeypatch: Any) -> None:
-    def refuses() -> None:
+    def raise_nvml_error() -> None:
         raise nvml.module.NVMLError(nvml.module.NVML_ERROR_DRIVER_NOT_LOADED)
 
-    monkeypatch.setattr(nvml.module, "nvmlInit", refuses)
+    monkeypatch.setattr(nvml.module, "nvmlInit", raise_nvml_error)
     with pytest.raises(GpuError, match="NVML does not tell of NVIDIA H200: Driver Not Loaded"):
         _ = h200.environment
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -327,7 +327,7 @@ def test_what_the_launcher_refuses_is_raised_at_the_call(device: EmulatedDevice,
     assert caught.value.code == INVALID_VALUE
 
 
-def no_race(binders: object) -> NoReturn:
+def refuse_race(binders: object) -> NoReturn:
     """A race that must not be begun."""
     raise AssertionError("our kernel has nothing to choose")
 
@@ -335,9 +335,9 @@ def no_race(binders: object) -> NoReturn:
 def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, library: Path) -> None:
     record = PATHS["pad"]
     kernel = kernel_on(device, record, library)
-    kernel.prepare(record.problem.model_copy(update={"m": 64, "n": 64, "k": 256}), no_race)
+    kernel.prepare(record.problem.model_copy(update={"m": 64, "n": 64, "k": 256}), refuse_race)
     assert kernel.detail == ""
-    kernel.prepare(record.problem, no_race)
+    kernel.prepare(record.problem, refuse_race)
     assert kernel.detail == "padded to 64_64_256, in the timing"
     matrices = Matrices(device.empty, record, record.problem)
     whole, copies = kernel.stages(matrices.operands)

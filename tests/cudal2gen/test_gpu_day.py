@@ -144,15 +144,7 @@ def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 110, "the step would sleep for 120"
     assert rows(tmp_path)[0]["exit"] is None
     # SIGKILL is sent at once; the kernel takes its time to act on a process that the step does not wait for.
-    processes.wait_until(lambda: not running(int(child.read_text())))
-
-
-def running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    processes.wait_until(lambda: not processes.is_running(int(child.read_text())))
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
 
 
 # Locks a mutex twice, and so waits forever in C, where no signal is handled.
-STUCK = """
+STUCK_PROGRAM = """
 import ctypes
 from kernelproof.ground.command_line import signals
 signals.handle()
@@ -192,7 +192,9 @@ libc.pthread_mutex_lock(mutex)
 @pytest.mark.slow
 def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     environment = processes.marked_environment(place.mark)
-    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK_PROGRAM], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     process.terminate()
@@ -202,7 +204,7 @@ def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
 
 
 # The signal arrives while a row is written. pydantic replaces an exception in its serializer by a ValueError.
-WRITING = """
+WRITING_PROGRAM = """
 import os, signal
 from pydantic import BaseModel, model_serializer
 from cudal2gen.cli import app, main
@@ -219,7 +221,7 @@ main()
 
 
 def test_a_signal_while_a_row_is_written_ends_with_its_code(place: Place) -> None:
-    command = [sys.executable, "-c", WRITING, "write"]
+    command = [sys.executable, "-c", WRITING_PROGRAM, "write"]
     ended = subprocess.run(
         command, check=False, capture_output=True, text=True, env=processes.marked_environment(place.mark)
     )
@@ -235,11 +237,11 @@ def test_an_interruption_within_a_launch_ends_the_session(interruption: BaseExce
     session = emulator.session()
     session.calls["launch"] = interrupt
     with pytest.raises(type(interruption)):
-        launch(session, artifact.directory, library)
+        launch_and_fail(session, artifact.directory, library)
     assert session.reports == []
 
 
-def launch(session: emulator.Session, directory: Path, library: Path) -> None:
+def launch_and_fail(session: emulator.Session, directory: Path, library: Path) -> None:
     """Launches a kernel of 64 x 64 x 64, which must fail."""
     from cudal2gen.launch.launcher import LaunchError, OpenKernel
 

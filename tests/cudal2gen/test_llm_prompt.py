@@ -1,4 +1,4 @@
-"""Proves which facts a language model is given, and the schema of its answer."""
+"""Proves that a language model's prompt has the facts that its search knows, and the schema of the answer."""
 
 from __future__ import annotations
 

@@ -177,13 +177,13 @@ def test_the_end_of_a_campaign_ends_waiting(tmp_path: Path) -> None:
 
 
 def test_what_an_exchange_in_the_background_raises_is_raised_where_it_is_collected() -> None:
-    class Broken:
+    class BrokenWire:
         live = True
 
         def send(self, *_: Any) -> Reply:
             raise OSError("disk full")
 
-    proposer = LlmProposer(Chat(Broken()), Memory(), in_background=True)
+    proposer = LlmProposer(Chat(BrokenWire()), Memory(), in_background=True)
     assert proposer.propose(question(), 2) == []
     with pytest.raises(OSError, match="disk full"):
         proposer.wait(PROBLEM)
@@ -235,5 +235,5 @@ def test_campaigns_may_have_it(tmp_path: Path) -> None:
         plan = campaign.CampaignPlan(
             [PROBLEM], lambda _: incumbent(), lambda _: mixture, tmp_path / "trials.jsonl", "run", settings
         )
-        standing = campaign.run(plan, executor.InProcess(environment))
-    assert {trial.proposer for trial in standing.searches[0].short_trials} == {"llm", "random"}
+        state = campaign.run(plan, executor.InProcess(environment))
+    assert {trial.proposer for trial in state.searches[0].short_trials} == {"llm", "random"}

@@ -67,7 +67,7 @@ MUTATED = draw_part_by_key(lambda name: PATHS[name].family, [
 MANY = 100  # if a kernel has more mutants, a smaller share of them is executed
 
 # Kernels that compute more: fused kernels, batches, bf16 and fp32 output, in every family.
-MORE = [
+EXTENDED_KERNELS = [
     "fused direct d split",
     "fused multistage direct, ragged",
     "fused wgmma swapped, any n",
@@ -111,7 +111,7 @@ PLANTED = draw_few_by_key(
 FAULTY = draw_part(PLANTED, 2)
 
 BUILT_AHEAD = [
-    *(PATHS[name] for name in [*MUTATED, *(MORE if THOROUGH else [])]),
+    *(PATHS[name] for name in [*MUTATED, *(EXTENDED_KERNELS if THOROUGH else [])]),
     *(Faulty(PATHS[name], fault.before, fault.after) for name, fault in FAULTY),
 ]
 
@@ -128,11 +128,11 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", EXTENDED_KERNELS)
 def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, library: Path) -> None:
     mutants = candidates(PATHS[name], built_kernel(name).ptx.read_text())
     assert {mutant.kind for mutant in mutants} & ARITHMETIC
-    executed = draw_few_by_key(place, mutants, 1)
+    executed = draw_few_by_key(mutant_class, mutants, 1)
     reasons = count_reasons(name, library, executed)
     print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
     assert reasons.total() < len(executed) / 3
@@ -150,7 +150,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) ->
     assert not case.passed
 
 
-def place(mutant: Mutant) -> tuple[str, ...]:
+def mutant_class(mutant: Mutant) -> tuple[str, ...]:
     """The class of a mutant, of which one is executed: its kind, for arithmetic also its opcode, and for ``nudge`` and
     ``first`` also its operand."""
     if mutant.kind in ("nudge", "first"):

@@ -118,12 +118,12 @@ def test_a_library_is_connected_whole_or_not_at_all(
     subprocess.run(["gcc", "-shared", "-fPIC", str(text), "-o", str(file)], check=True)
     order: list[str] = []
 
-    class Watched(call_native.Native):
+    class RecordingNative(call_native.Native):
         def __setattr__(self, name: str, value: Any) -> None:
             order.append(name)
             super().__setattr__(name, value)
 
-    connected = Watched()
+    connected = RecordingNative()
     order.clear()
     assert connected._connect(file) == f"calls are made by {file}"
     assert connected.connected

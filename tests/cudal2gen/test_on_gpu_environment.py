@@ -36,7 +36,7 @@ def spoil_element(operands: Operands, _: int) -> None:
     operands.d[0, 0] += 30
 
 
-class Shop:
+class FakeWorkshop:
     """A ``Workshop`` in which everything succeeds except for the outcomes that are set by record name."""
 
     def __init__(self, device: FakeDevice, us: Callable[[Record], float] = lambda _: 8.0) -> None:
@@ -76,13 +76,13 @@ class Shop:
         return FakeKernel(self.device, record, us, faulty=faulty)
 
 
-def environment(shop: Shop, incumbent: Record | None = None, **options: Any) -> GpuEnvironment:
+def environment(shop: FakeWorkshop, incumbent: Record | None = None, **options: Any) -> GpuEnvironment:
     """The environment under test, without warm-up, whose incumbent for every problem is this record."""
     return GpuEnvironment(shop.device, shop, lambda _: incumbent, warmup_seconds=0.0, **options)  # type: ignore[arg-type]
 
 
 def test_every_failure_has_its_kind_and_reason_and_the_rest_is_timed() -> None:
-    shop = Shop(FakeDevice())
+    shop = FakeWorkshop(FakeDevice())
     names = ["compile", "spill", "verdict", "launch", "timing", "too good"]
     records = RECORDS[:80:10]
     shop.faults = {record.name: fault for record, fault in zip(records, names, strict=False)}
@@ -103,7 +103,7 @@ def test_every_failure_has_its_kind_and_reason_and_the_rest_is_timed() -> None:
 
 
 def test_what_does_not_compile_is_not_judged_and_what_is_wrong_is_not_timed() -> None:
-    shop = Shop(FakeDevice())
+    shop = FakeWorkshop(FakeDevice())
     spills, lies, clean = RECORDS[0], RECORDS[10], RECORDS[20]
     shop.faults = {spills.name: "spill", lies.name: "verdict"}
     environment(shop).evaluate(PROBLEM, [spills, lies, clean])
@@ -114,7 +114,7 @@ def test_what_does_not_compile_is_not_judged_and_what_is_wrong_is_not_timed() ->
 
 def test_ratios_are_paired_with_incumbent_and_baseline_while_the_card_slows() -> None:
     device = FakeDevice(drift=10.0)
-    shop = Shop(device, lambda record: 12.0 if record == RECORDS[50] else 8.0)
+    shop = FakeWorkshop(device, lambda record: 12.0 if record == RECORDS[50] else 8.0)
     vendor = FakeProduct(device, "cublaslt-autotuning-tn", 10.0)
     (trial,) = environment(shop, RECORDS[50], baseline=lambda _: vendor).evaluate(PROBLEM, [RECORDS[0]], "long")
     assert trial.baseline == "cublaslt-autotuning-tn"
@@ -126,7 +126,7 @@ def test_ratios_are_paired_with_incumbent_and_baseline_while_the_card_slows() ->
 
 
 def test_one_binary_launched_in_one_way_is_timed_once() -> None:
-    shop = Shop(FakeDevice())
+    shop = FakeWorkshop(FakeDevice())
     record = RECORDS[0]
     relabelled = record.model_copy(update={"origin": record.origin.model_copy(update={"source": "another"})})
     other_launch = revise(record, raster_group=2)
@@ -139,13 +139,13 @@ def test_one_binary_launched_in_one_way_is_timed_once() -> None:
 
 def test_another_problems_record_is_illegal_here() -> None:
     stranger = next(iter(space.candidates(PROBLEM.model_copy(update={"m": 256})).records))
-    (trial,) = environment(Shop(FakeDevice())).evaluate(PROBLEM, [stranger])
+    (trial,) = environment(FakeWorkshop(FakeDevice())).evaluate(PROBLEM, [stranger])
     assert trial.outcome == "illegal"
 
 
 def test_kernels_are_closed_and_the_card_is_named() -> None:
     device = FakeDevice()
-    trials = environment(Shop(device), RECORDS[1]).evaluate(PROBLEM, [RECORDS[0], RECORDS[30]])
+    trials = environment(FakeWorkshop(device), RECORDS[1]).evaluate(PROBLEM, [RECORDS[0], RECORDS[30]])
     assert device.log.count("closed") == 3
     assert {trial.on for trial in trials} == {"NVIDIA H200"}
 
@@ -154,11 +154,11 @@ def test_kernels_are_closed_and_the_card_is_named() -> None:
 def test_a_search_on_the_device_finds_the_faster_record() -> None:
     """The clock is a function of the record. The widest tile wins, by the gain that follows from the clock."""
     device = FakeDevice()
-    shop = Shop(device, lambda record: 20.0 - record.bn / 32)
+    shop = FakeWorkshop(device, lambda record: 20.0 - record.bn / 32)
     slow = next(contest for contest in RECORDS if contest.bn == 64)
     contest = search.Search(space.candidates(PROBLEM), slow)
-    inside = executor.InProcess(environment(shop, slow))
-    search.run(contest, Random(0), inside, lambda _: None, search.SearchLimits(24, 8))
+    place = executor.InProcess(environment(shop, slow))
+    search.run(contest, Random(0), place, lambda _: None, search.SearchLimits(24, 8))
     winner, gain = contest.winner, contest.gain
     assert winner is not None
     assert gain is not None

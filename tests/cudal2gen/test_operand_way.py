@@ -225,7 +225,7 @@ def test_measuring_is_a_layer_of_its_own(
     """A first call that times kernels enters the measuring layer only by the functions that are named here. Outside of
     that layer it makes no more visits and climbs than another first call."""
     clock = racing.Clock(device, {}, 1000.0)
-    with racing.process(opened_pack, racing.Timed(device, clock), "once") as dispatcher:
+    with racing.simulated_process(opened_pack, racing.ClockedDevice(device, clock), "once") as dispatcher:
         way = Tracer(operands[0], checkout).trace(lambda: cudal2gen.matmul(*operands))
         assert sum(dispatcher.stats()["kernel"].values()) == 1
     outside = [visit for visit in way.visits if not visit.module.startswith(MEASURING)]

@@ -376,7 +376,7 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
 
     library_load = device.session.calls["library_load_file"]
     device.session.calls["library_load_file"] = load
-    timed = racing.Timed(device, racing.Clock(device, {}, 300.0))
+    timed = racing.ClockedDevice(device, racing.Clock(device, {}, 300.0))
     a, b = draw_integers(device, 64, 128), draw_integers(device, 64, 128).t()
     prefer: Prefer = "kernel" if mode == "off" else "measured"
     with dispatch.replaced(dispatch.Dispatcher([opened_pack], timed, prefer, mode)) as dispatcher:

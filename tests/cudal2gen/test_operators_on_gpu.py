@@ -90,7 +90,7 @@ def draw_normal(*shape: int) -> Any:
     return torch.randn(*shape, dtype=torch.float16, device="cuda")
 
 
-def close(d: Any, a: Any, b: Any) -> bool:
+def is_close(d: Any, a: Any, b: Any) -> bool:
     """Whether a product is within the bounds of fp32 sums."""
     bounds = Bounds("f32", a, b.t(), in_order(a.shape[1]))
     return not bounds.compare(d).findings
@@ -100,10 +100,10 @@ def close(d: Any, a: Any, b: Any) -> bool:
 def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispatcher) -> None:
     a = draw_normal(m, k)
     for b in (draw_normal(n, k).t(), draw_normal(k, n)):
-        assert close(cudal2gen.matmul(a, b), a, b)
+        assert is_close(cudal2gen.matmul(a, b), a, b)
         out = torch.full((m, n + 3), float("nan"), dtype=torch.float16, device="cuda")
         cudal2gen.matmul(a, b, out=out[:, :n])
-        assert close(out[:, :n], a, b)
+        assert is_close(out[:, :n], a, b)
         assert bool(out[:, n:].isnan().all())
     assert kernels.stats()["torch"] == {}
 
@@ -126,7 +126,7 @@ def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
     for _ in range(3):
         a.normal_()
         graph.replay()
-        assert close(d, a, b)
+        assert is_close(d, a, b)
     assert kernels.stats()["torch"] == {}
 
 
@@ -140,7 +140,7 @@ def test_on_another_stream(kernels: dispatch.Dispatcher) -> None:
         a.normal_()
         d = cudal2gen.matmul(a, b)
     torch.cuda.current_stream().wait_stream(side)
-    assert close(d, a, b)
+    assert is_close(d, a, b)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

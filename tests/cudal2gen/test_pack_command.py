@@ -20,7 +20,7 @@ from kernelproof import emulator
 from kernelproof.ground import toolchain
 from tests.cudal2gen import measured, packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
-from tests.cudal2gen.test_choice import EVEN, campaign
+from tests.cudal2gen.test_choice import RATIOS, measurements_of
 from tests.cudal2gen.test_cli import error, run
 from tests.packages import require
 
@@ -108,7 +108,7 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     environment = measured.H200.model_copy(update={"gpu": "a100"})
     measurements = []
     for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
-        measurements += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
+        measurements += measurements_of(record, dict.fromkeys(RATIOS, ratio), gpu="a100", digest=digest)
     file = measured.write(Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
     done = run("pack", "--gpu", "a100", str(file), "--out", str(tmp_path / "pack"))
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
     """The pack is made with a compiler. On a machine without one, a call races its kernels."""
     torch = require("torch")
     from cudal2gen.operators import emulated as emulated_operators
-    from tests.cudal2gen.racing import Clock, Timed
+    from tests.cudal2gen.racing import Clock, ClockedDevice
 
     out = tmp_path / "pack"
     env = {"CUDAL2GEN_CATALOG": str(tmp_path / "few.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path)}
@@ -181,7 +181,7 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
 
     with EmulatedDevice(packed.RECORDS["predicated"]) as emulated_device:
         times_us = {kernel.record.name: 200.0 for kernel in opened.table.kernels}
-        device = Timed(emulated_device, Clock(emulated_device, times_us, 300.0))
+        device = ClockedDevice(emulated_device, Clock(emulated_device, times_us, 300.0))
         assert compute("off", device) == 128
         assert not emulated_device.session.launches
         assert compute("once", device) == 128

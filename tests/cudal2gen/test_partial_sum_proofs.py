@@ -19,15 +19,15 @@ BUILT_AHEAD = [*COVERED.values()]
 
 
 class Edit(NamedTuple):
-    """A change of the PTX: the first match of a pattern after the first place of the text ``behind``, and its
-    replacement."""
+    """A change of the PTX: ``replacement`` for the first match of ``pattern`` after the text ``after``."""
 
-    behind: str
+    after: str
     pattern: str
-    instead: str
+    replacement: str
 
 
-# Texts behind which faults are: the wait for the other slices, the count of added vectors, and the sum of all slices.
+# Texts after which faults are planted: the wait for the other slices, the count of added vectors, and the sum of all
+# slices.
 WAIT, COUNT, ADDED = "ld.acquire", "atom.relaxed", "cvt.rn.f16x2"
 # The key names the part of the protocol that has the fault.
 FAULTS: dict[str, Edit] = {
@@ -36,8 +36,8 @@ FAULTS: dict[str, Edit] = {
     "two vectors at one place": Edit("st.global.v4", r"\+4096\]", "+2048]"),
     "a vector is not left": Edit("st.global.v4", r"st.global.v4.f32 \t\[%rd\d+\+6144\].*?;", ""),
     "two sums of a vector change places": Edit("or.pred", r"(st.global.v4.f32.*\{)(%f\d+), (%f\d+)", r"\1\3, \2"),
-    "a group does not meet behind its stores": Edit("st.global.v4", r"bar.sync %r\d+, 128;", ""),
-    "half a group meets behind its stores": Edit("st.global.v4", r"(bar.sync %r\d+), 128;", r"\1, 64;"),
+    "a group does not meet after its stores": Edit("st.global.v4", r"bar.sync %r\d+, 128;", ""),
+    "half a group meets after its stores": Edit("st.global.v4", r"(bar.sync %r\d+), 128;", r"\1, 64;"),
     "a group meets at the CTA's barrier": Edit("st.global.v4", r"bar.sync %r\d+, 128;", "bar.sync 0, 128;"),
     "an item is counted without release": Edit("", "red.release.gpu", "red.relaxed.gpu"),
     "an item is counted for its CTA": Edit("", "red.release.gpu", "red.release.cta"),
@@ -64,8 +64,8 @@ FAULTS: dict[str, Edit] = {
     "vectors are counted one bit lower": Edit(WAIT, r"(shl.b32 \t%r\d+, %r\d+, )16", r"\g<1>15"),
     "vectors are counted for the CTA": Edit("", "atom.relaxed.gpu", "atom.relaxed.cta"),
     "vectors are counted by or": Edit("", "atom.relaxed.gpu.global.add.u32", "atom.relaxed.gpu.global.or.b32"),
-    "no meeting behind the wait": Edit(COUNT, r"bar.sync %r\d+, 128;", ""),
-    "half a group meets behind the wait": Edit(COUNT, r"(bar.sync %r\d+), 128;", r"\1, 64;"),
+    "no meeting after the wait": Edit(COUNT, r"bar.sync %r\d+, 128;", ""),
+    "half a group meets after the wait": Edit(COUNT, r"(bar.sync %r\d+), 128;", r"\1, 64;"),
     "the last but one clears": Edit(COUNT, r"(setp.ne.s32 \t%p\d+, %r\d+, )4;", r"\g<1>3;"),
     "nobody clears": Edit(COUNT, r"(setp.ne.s32 \t%p\d+, %r\d+, )4;", r"\g<1>5;"),
     "all groups clear": Edit(COUNT, r"or.pred( +\t%p1, %p\d+), %p\d+;", r"mov.pred\1;"),
@@ -75,9 +75,9 @@ FAULTS: dict[str, Edit] = {
     "a counter is not cleared": Edit("", r"st.relaxed.gpu.*?;", ""),
     "slabs of the next tile but one": Edit(COUNT, r"(shr.s64 \t%rd\d+, %rd\d+, )17", r"\g<1>16"),
     "another slice's slab": Edit("ld.global.cg", r"(add.s64 \t%rd\d+, %rd\d+, )8192;", r"\g<1>16384;"),
-    "a slab behind those of the tile": Edit("ld.global.cg", r"(add.s64 \t%rd\d+, %rd\d+, )24576;", r"\g<1>32768;"),
+    "a slab after those of the tile": Edit("ld.global.cg", r"(add.s64 \t%rd\d+, %rd\d+, )24576;", r"\g<1>32768;"),
     "vectors lie half as far apart": Edit(COUNT, r"(mul.wide.s32 \t%rd\d+, %r\d+, )2048", r"\g<1>1024"),
-    "a vector behind the last one is loaded": Edit("ld.global.cg", r"setp.lt.s32", "setp.le.s32"),
+    "a vector after the last one is loaded": Edit("ld.global.cg", r"setp.lt.s32", "setp.le.s32"),
     "loads through the read-only path": Edit("", "ld.global.cg", "ld.global.nc"),
     "a slice is not added": Edit("ld.global.cg", r"(add.f32 \t%f\d+, )%f\d+(, %f\d+;)", r"\g<1>0f00000000\2"),
     "a one is added": Edit("ld.global.cg", r"(add.f32 \t%f\d+, %f\d+, )0f00000000", r"\g<1>0f3F800000"),
@@ -85,7 +85,7 @@ FAULTS: dict[str, Edit] = {
     "neighbours change places": Edit("ld.global.cg", r"(cvt.rn.f16x2.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
     "columns of another vector": Edit(ADDED, r"(shl.b32 \t%r\d+, %r\d+, )3;", r"\g<1>4;"),
     "rows nine lower": Edit(ADDED, r"(add.s32 \t%r\d+, %r\d+, )8;", r"\g<1>9;"),
-    "a row behind the last one": Edit(ADDED, r"setp.ge.s32", "setp.gt.s32"),
+    "a row after the last one": Edit(ADDED, r"setp.ge.s32", "setp.gt.s32"),
     "a pair beyond the last column": Edit(ADDED, r"(add.s32 \t%r\d+, %r\d+, )2;", r"\g<1>1;"),
     "a pair that is not aligned": Edit(ADDED, r"(and.b64  \t%rd\d+, %rd\d+, )3;", r"\g<1>1;"),
     "an element beyond the last column": Edit("st.global.u32", r"setp.ge.s32", "setp.gt.s32"),
@@ -125,11 +125,11 @@ HARMLESS: dict[str, tuple[Edit, str]] = {
 
 
 def edited_ptx(edit: Edit, record: Record = SUMS) -> str:
-    """The PTX with a change."""
+    """The record's PTX with a change."""
     text = ptx_of(record)
-    at = text.index(edit.behind)
-    changed, count = re.subn(edit.pattern, edit.instead, text[at:], count=1)
-    assert count == 1, "the fault has a place"
+    at = text.index(edit.after)
+    changed, count = re.subn(edit.pattern, edit.replacement, text[at:], count=1)
+    assert count == 1, "the pattern occurs"
     return text[:at] + changed
 
 

@@ -13,7 +13,7 @@ from cudal2gen import pack
 from cudal2gen.kernel import serving
 from tests.cudal2gen import idle_device
 from tests.cudal2gen.emulated import EmulatedDevice
-from tests.cudal2gen.racing import NAMES, Clock, Timed, draw_product, measurements, process, store
+from tests.cudal2gen.racing import NAMES, Clock, ClockedDevice, draw_product, measurements, simulated_process, store
 from tests.cudal2gen.test_native_calls import Reference, kernel_calls, product, reference
 from tests.cudal2gen.test_races import disable_buckets, opened_pack
 from tests.packages import require
@@ -71,7 +71,7 @@ def test_the_l2_is_cold_before_each_sample(
     for torch_us, calls in ((300.0, 1), (9.0, 4)):
         a, b, expected = draw_product(device, (30, 24, 64) if calls == 1 else (29, 24, 64))
         clock = Watching(device, dict.fromkeys(TIMES, torch_us / 1.5), torch_us)
-        with process(opened_pack, Timed(device, clock)):
+        with simulated_process(opened_pack, ClockedDevice(device, clock)):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert clock.samples == clock.cold > 30
         assert counts.pop() == calls
@@ -90,7 +90,7 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
     clock = Watching(device, TIMES, 300.0)
     clock.environment = clock.environment.model_copy(update={"l2_bytes": 1000})
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.evicted == 1, "for the first sample, before it is known how long it takes"
     assert [measurement.l2 for measurement in measurements()] == ["exceeded"]
@@ -109,7 +109,7 @@ def test_the_slower_one_of_host_and_device_counts(
     ``wins``: torch's time divided by the kernel's, of which each is the longer of both."""
     host = dict.fromkeys(TIMES, kernel_us) | {"": torch_us}
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, Watching(device, TIMES, 300.0, host=host))):
+    with simulated_process(opened_pack, ClockedDevice(device, Watching(device, TIMES, 300.0, host=host))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         said = cudal2gen.explain(a, b.t())
     kernel, vendor = measurements()[0].timings
@@ -133,7 +133,7 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
 
     clock = Evicting(device, TIMES, 300.0)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.seconds <= races.SHAPE_SECONDS
     assert bool(measurements()) == fits

@@ -28,11 +28,11 @@ from tests.cudal2gen.racing import (  # noqa: E402
     NAMES,
     SIZES,
     Clock,
-    Timed,
+    ClockedDevice,
     draw_product,
     launch_counts,
     measurements,
-    process,
+    simulated_process,
     store,
     tuner_of,
 )
@@ -59,7 +59,7 @@ def disable_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats() == {
@@ -77,10 +77,10 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
     assert kernel.record == NAMES["whole"]
     assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.MIN_ROUNDS
     before = launch_counts(device)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert launch_counts(device) == before | {"whole": before["whole"] + 1}
-    with process(opened_pack, Timed(device, clock), mode="off") as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode="off") as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
 
@@ -99,7 +99,7 @@ def test_the_reference_of_a_race_is_computed_once(
     monkeypatch.setattr(check, "Bounds", record_bounds)
     clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
     assert shapes == [(30, 24), (30, 24)]
@@ -110,7 +110,7 @@ def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened_pa
     clock.times_us = dict.fromkeys(NAMES.values(), 310.0)
     a, b, expected = draw_product(device)
     for _ in range(2):
-        with process(opened_pack, Timed(device, clock)) as dispatcher:
+        with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats() == {"kernel": {}, "torch": {"measured, not faster": 1}}
     assert len(measurements()) == 1
@@ -123,7 +123,7 @@ def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice,
     a, b, expected = draw_product(device)
     apart = device.empty(30, 65)[:, :64]
     apart.copy_(a)
-    with process(opened_pack, Timed(device, clock)):
+    with simulated_process(opened_pack, ClockedDevice(device, clock)):
         assert torch.equal(cudal2gen.matmul(apart, b.t()), expected)
         assert measurements() == []
         clock.times_us = dict.fromkeys(NAMES.values(), 200.0)
@@ -142,7 +142,7 @@ def test_other_conditions_race_anew(device: EmulatedDevice, opened_pack: pack.Pa
     values: dict[str, Any] = {"driver": "590", "max_sm_mhz": 1200, "name": "NVIDIA A800", "versions": {"torch": "3"}}
     for environment in (A100, A100.model_copy(update={"id": "other", changed: values[changed]})):
         clock.environment = environment
-        with process(opened_pack, Timed(device, clock)):
+        with simulated_process(opened_pack, ClockedDevice(device, clock)):
             cudal2gen.matmul(a, b.t())
     assert [row.environment for row in measurements()] == [A100.id, "other"]
 
@@ -152,7 +152,7 @@ def test_linear_races_its_product_alone(device: EmulatedDevice, opened_pack: pac
     clock = Clock(device, {}, 300.0)
     x, weight, expected = draw_product(device)
     bias = device.empty(1, SIZES[1]).copy_(torch.ones(SIZES[1]))[0]
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         assert torch.equal(
             cudal2gen.linear(x.view(2, 15, 64), weight, bias).view(30, 24), (expected.double() + 1).half()
         )
@@ -165,8 +165,8 @@ def test_what_is_not_raced(device: EmulatedDevice, opened_pack: pack.Pack) -> No
     preferences."""
     clock = Clock(device, {}, 300.0)
     a, b, _ = draw_product(device)
-    timed = Timed(device, clock)
-    with process(opened_pack, timed) as dispatcher:
+    timed = ClockedDevice(device, clock)
+    with simulated_process(opened_pack, timed) as dispatcher:
         timed.captures = True
         cudal2gen.matmul(a, b.t())
         timed.captures = False
@@ -187,7 +187,7 @@ def test_what_is_not_raced(device: EmulatedDevice, opened_pack: pack.Pack) -> No
 
 def test_without_a_clock_torch_computes(device: EmulatedDevice, opened_pack: pack.Pack) -> None:
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, None)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, None)) as dispatcher:
         with pytest.warns(UserWarning, match="no autotuning: NVML is missing"):
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {}
@@ -198,7 +198,7 @@ def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, o
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
     a, b, expected = draw_product(device)
     wide = device.empty(30, 72)[:, :64].copy_(a)
-    with process(opened_pack, Timed(device, clock), mode="background") as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode="background") as dispatcher:
         clock.busy = True
         for _ in range(3):
             assert torch.equal(cudal2gen.matmul(wide, b.t()), expected)
@@ -223,7 +223,7 @@ def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevi
     """The caller overwrites its tensors between calls, which the race must not see."""
     clock = Clock(device, {}, 300.0)
     a, b, _ = draw_product(device)
-    with process(opened_pack, Timed(device, clock), mode="background"):
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode="background"):
         while not measurements():
             cudal2gen.matmul(a, b.t())
             a.add_(1), b.neg_()
@@ -248,7 +248,7 @@ def test_operands_with_other_dimensions_are_raced(
     else:
         left, right, expected = a.view(2, 15, 64), b.t()[None], expected.view(2, 15, 24)
         right = right.expand(2, 64, 24) if operand_kind == "repeated" else right
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0)), mode):
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0)), mode):
         for _ in range(90):
             assert torch.equal(cudal2gen.matmul(left, right), expected)
     assert len(measurements()) == 1
@@ -264,7 +264,7 @@ def test_one_race_at_a_time_has_copies(
     monkeypatch.setattr(contests, "_copy", lambda *operands: copies.append(copy(*operands)) or copies[-1])
     a, b, _ = draw_product(device)
     clock = Clock(device, {}, 300.0)
-    with process(opened_pack, Timed(device, clock), mode="background") as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock), mode="background") as dispatcher:
         for rows in range(10, 20):
             cudal2gen.matmul(a[:rows], b.t())
         assert [matrix.shape[0] for matrix in copies] == [10, 64]
@@ -290,7 +290,10 @@ def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened_pack
             return super().elapsed_us(call, times)
 
     a, b, expected = draw_product(device)
-    with process(opened_pack, Timed(device, NoGradientClock(device, {}, 300.0))), torch.autocast("cpu", torch.float16):
+    with (
+        simulated_process(opened_pack, ClockedDevice(device, NoGradientClock(device, {}, 300.0))),
+        torch.autocast("cpu", torch.float16),
+    ):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert len(measurements()) == 1
 

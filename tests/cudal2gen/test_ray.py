@@ -32,8 +32,8 @@ from tests.cudal2gen.simulated_gpu import (
     HANGS,
     KILLS,
     RAISES,
-    Packs,
-    Simulated,
+    FakeCompiler,
+    SimulatedGpu,
     allow,
     count_ended,
     unended_evaluations,
@@ -164,7 +164,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     log, store = tmp_path / "log", tmp_path / "trials.jsonl"
     nodes = [node(), node()]
     executor: Executor = RayExecutor(
-        partial(Simulated, log, 0.05), resource=CARD, prepare=Packs(log), patience=PATIENCE, losses=3
+        partial(SimulatedGpu, log, 0.05), resource=CARD, prepare=FakeCompiler(log), patience=PATIENCE, losses=3
     )
     jobs = [job(2 * index + 1, 2 * index + 2) for index in range(16)]
     finished_before: dict[str, Counter[int]] = {}
@@ -202,7 +202,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     expected = {
         groups(trial): trial.median_us
         for alone in jobs
-        for trial in InProcess(Simulated(tmp_path / "other", 0.0)).submit(alone).result()
+        for trial in InProcess(SimulatedGpu(tmp_path / "other", 0.0)).submit(alone).result()
     }
     assert {groups(trial): trial.median_us for trial in stored} == expected
     assert {trial.outcome for trial in stored} == {"measured"}
@@ -225,7 +225,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     """Five problems are in flight on two cards. The node of one card is killed during an evaluation."""
     log, problems = tmp_path / "log", [PROBLEM.model_copy(update={"m": 64 * m}) for m in range(1, 6)]
     nodes = [node(), node()]
-    executor = RayExecutor(partial(Simulated, log, 0.02), resource=CARD, patience=PATIENCE)
+    executor = RayExecutor(partial(SimulatedGpu, log, 0.02), resource=CARD, patience=PATIENCE)
     wait_for(lambda: executor.workers() == 2)
     assert executor.in_flight() == 8
 
@@ -256,7 +256,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     def by_problem(trials: list[Trial]) -> dict[Problem, list[Trial]]:
         return {problem: [trial for trial in trials if trial.problem == problem] for problem in problems}
 
-    expected = run(InProcess(Simulated(tmp_path / "other", 0.0)), tmp_path / "others.jsonl")
+    expected = run(InProcess(SimulatedGpu(tmp_path / "other", 0.0)), tmp_path / "others.jsonl")
     assert by_problem(stored) == by_problem(expected)
     order = [trial.problem for trial in stored]
     assert order != [trial.problem for trial in expected], "one problem does not wait for the end of another"
@@ -289,7 +289,7 @@ def test_the_next_worker_goes_to_the_earliest_problem() -> None:
 def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[], Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
     node()
-    executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=5.0, patience=PATIENCE)
+    executor = RayExecutor(partial(SimulatedGpu, log, 0.01), resource=CARD, seconds=5.0, patience=PATIENCE)
     jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
     trials = {groups(trial): trial for trials_of_job in ended_jobs(executor, jobs) for trial in trials_of_job}
     executor.close()
@@ -312,9 +312,9 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_at_the_card(node: Callable
     node()
     digests: list[list[str]] = []
     executor = RayExecutor(
-        partial(Simulated, log, 0.3),
+        partial(SimulatedGpu, log, 0.3),
         resource=CARD,
-        prepare=Packs(log),
+        prepare=FakeCompiler(log),
         keep=lambda verdicts: digests.append([verdict.digest for verdict in verdicts]),
         patience=PATIENCE,
     )
@@ -352,21 +352,21 @@ def test_only_brief_jobs_are_shared_out() -> None:
 @pytest.mark.slow
 def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="the cluster has 0 of simulated_gpu; none became free"):
-        RayExecutor(partial(Simulated, tmp_path / "log"), resource=CARD, patience=0.5)
+        RayExecutor(partial(SimulatedGpu, tmp_path / "log"), resource=CARD, patience=0.5)
 
 
 @pytest.mark.slow
 def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
     node()
     with pytest.raises(Unreachable, match="3 workers in a row failed at their start: OSError: no CUDA device"):
-        RayExecutor(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD, patience=PATIENCE)
+        RayExecutor(partial(simulated_gpu.MissingGpu, tmp_path / "log"), resource=CARD, patience=PATIENCE)
 
 
 def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = require("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(Unreachable, match=r"^no Ray cluster at 127\.0\.0\.1:1: .*refused"):
-        RayExecutor(partial(Simulated, tmp_path / "log"), address="127.0.0.1:1")
+        RayExecutor(partial(SimulatedGpu, tmp_path / "log"), address="127.0.0.1:1")
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def swap_loads(text: str) -> str:
 
 
 def replacement(pattern: str, new: str) -> Callable[[str], str]:
-    """A change of a text that replaces all matches of a pattern, of which there must be one."""
+    """A function that replaces all matches of a pattern in a text, and fails if there is none."""
 
     def mutate(text: str) -> str:
         changed, count = re.subn(pattern, new, text)

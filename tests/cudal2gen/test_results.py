@@ -140,8 +140,8 @@ def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
     draws = [sorted(statistics.median(random.choice(logs, samples)) for _ in range(4000)) for _ in range(2)]
     assert ratio.value == pytest.approx(math.exp(statistics.median(logs)))
     for bound, tail in ((ratio.low, 0.025), (ratio.high, 0.975)):
-        around = [math.exp(draw[int(4000 * (tail + off))]) for draw in draws for off in (-0.012, 0.012)]
-        assert min(around) - 1e-9 <= bound <= max(around) + 1e-9
+        bounds = [math.exp(draw[int(4000 * (tail + off))]) for draw in draws for off in (-0.012, 0.012)]
+        assert min(bounds) - 1e-9 <= bound <= max(bounds) + 1e-9
 
 
 def test_many_speedups_are_those_of_each() -> None:

@@ -25,7 +25,7 @@ def pairs() -> Pairs:
     return [(record, own.get(record.problem)) for record in published.replaced()]
 
 
-def tall(**fields: object) -> Record:
+def tall_record(**fields: object) -> Record:
     """A record of few tiles and a large k, whose structure was published."""
     published_exactly = {"source": "test", "structure": "exact", "changed": []}
     return multistage(**({"m": 128, "n": 128, "k": 16384, "origin": published_exactly} | fields))
@@ -81,13 +81,13 @@ def test_the_commands_take_the_origin(pairs: Pairs) -> None:
 
 
 def test_a_kernel_that_is_faster_than_the_vendors_somewhere_keeps_its_structure() -> None:
-    record = tall()
+    record = tall_record()
     slower, faster = {record.mnk: 0.9}, {record.mnk: 1.1}
     assert splits.slower_than_vendor([record], [slower, slower]) == [record]
     assert splits.slower_than_vendor([record], [slower, faster]) == []
     assert splits.slower_than_vendor([record], [slower, {}]) == []
-    assert splits.slower_than_vendor([tall(split_k=2)], [slower, slower]) == []
-    nearest = tall(origin={"source": "test", "structure": "nearest", "changed": ["acc"]})
+    assert splits.slower_than_vendor([tall_record(split_k=2)], [slower, slower]) == []
+    nearest = tall_record(origin={"source": "test", "structure": "nearest", "changed": ["acc"]})
     assert splits.slower_than_vendor([nearest], [slower, slower]) == [], "the published speed is another kernel's"
 
 
@@ -109,7 +109,7 @@ def test_splits_of_one_accumulator_are_written_without_the_others(
 
 
 def test_the_split_that_gains_most_by_the_less_favourable_form_is_chosen() -> None:
-    record = tall()
+    record = tall_record()
 
     def form(*us: float) -> splits.Modelled:
         times = dict(zip((1, *splits.SLICES), us, strict=True))
@@ -125,7 +125,7 @@ def test_the_split_that_gains_most_by_the_less_favourable_form_is_chosen() -> No
 def test_partial_sums_that_exceed_the_l2_are_not_proposed() -> None:
     slices = [record.split_k for record in splits.splits(multistage(m=1024, n=1024, k=16384))]
     assert slices == [2, 4], "of 1024 x 1024 sums of 4 bytes each; 20 MB of the A100's L2 hold four"
-    assert [record.split_k for record in splits.splits(tall())] == list(splits.SLICES)
+    assert [record.split_k for record in splits.splits(tall_record())] == list(splits.SLICES)
 
 
 def test_recorded_gains_are_of_the_fastest_tile(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ Names = dict[str, int]
 
 
 def check_all(facts: Facts, names: Names) -> None:
-    """Assert that facts hold for values of names, quotients included, and that every name has a value."""
+    """Checks that facts and quotients hold for these values of names, and that every name has a value."""
     check(facts, names)
     assert {name for monomial in facts.bounds for name in monomial} <= names.keys()
     assert {name for each in facts.assumed for name in each.names()} <= names.keys()
@@ -74,7 +74,7 @@ class Cta(NamedTuple):
     claim: int = 0
 
 
-def plain(rows: int, cols: int, split: int) -> Iterator[Cta]:
+def plain_ctas(rows: int, cols: int, split: int) -> Iterator[Cta]:
     """The CTAs of a grid with one CTA for each slice of a tile."""
     for y, x in product(ends(rows), ends(cols)):
         for part in range(split):
@@ -82,7 +82,7 @@ def plain(rows: int, cols: int, split: int) -> Iterator[Cta]:
             yield Cta({"%ctaid.x": x, "%ctaid.y": y * split + part}, (y, x), names)
 
 
-def zsplit(rows: int, cols: int, count: int) -> Iterator[Cta]:
+def zsplit_ctas(rows: int, cols: int, count: int) -> Iterator[Cta]:
     """The CTAs of a grid whose z counts slices of columns."""
     grid_x = -(-cols // count)
     for y, x, z in product(ends(rows), ends(grid_x), ends(count)):
@@ -96,7 +96,7 @@ def zsplit(rows: int, cols: int, count: int) -> Iterator[Cta]:
         yield Cta(special, (y, column) if is_within else None, names, not is_within)
 
 
-def persistent(rows: int, cols: int, ctas: int) -> Iterator[Cta]:
+def persistent_items(rows: int, cols: int, ctas: int) -> Iterator[Cta]:
     """The items of CTAs that compute every ``ctas``-th tile."""
     for item in ends(rows * cols):
         row, col = divmod(item, cols)
@@ -114,21 +114,21 @@ def ends(count: int) -> list[int]:
 
 
 GRIDS: dict[str, tuple[MmaSyncKernel, Any]] = {
-    "plain": (small(), plain),
-    "k is split": (small(split_k=3), plain),
-    "columns in slices": (small(raster="zsplit", swizzle_stride=64), zsplit),
-    "persistent": (small(raster="persistent"), persistent),
+    "plain": (small(), plain_ctas),
+    "k is split": (small(split_k=3), plain_ctas),
+    "columns in slices": (small(raster="zsplit", swizzle_stride=64), zsplit_ctas),
+    "persistent": (small(raster="persistent"), persistent_items),
 }
 
 
 def launches_of(record: MmaSyncKernel, walk: Any) -> Iterator[tuple[int, int, Iterator[Cta]]]:
     """Rows and columns of tiles of small and of the largest launches, and their CTAs."""
     most_rows, most_cols = MAX_EXTENT // record.bm, MAX_EXTENT // record.bn
-    if walk is not persistent:
+    if walk is not persistent_items:
         most_rows = min(most_rows, MAX_GRID_YZ // record.split_k)
     large = [(most_rows, 1), (1, most_cols), (most_rows, min(most_cols, (1 << 30) // most_rows // record.split_k))]
     for rows, cols in [*product((1, 3), (1, 2, 5)), *large]:
-        counts = [record.split_k] if walk is plain else [1, 2, 3, 7]
+        counts = [record.split_k] if walk is plain_ctas else [1, 2, 3, 7]
         for count in counts:
             yield rows, cols, walk(rows, cols, count)
 
@@ -189,7 +189,7 @@ RINGS: dict[str, TmaRing] = {
 }
 
 
-@cache  # every CTA of a launch asks for the same few
+@cache  # all CTAs of a launch need the same few
 def rest_names(name: str, size: int, rest: int) -> Names:
     """Values of the names of the parts of a number below ``size``: the least ones whose sum it is."""
     parts = rests.parts(name, size)
@@ -207,7 +207,7 @@ def rest_names(name: str, size: int, rest: int) -> Names:
     raise AssertionError(f"{rest} below {size} has no names")
 
 
-def place(launch: Launch, tile: int, along_n: int) -> tuple[int, int]:
+def tile_place(launch: Launch, tile: int, along_n: int) -> tuple[int, int]:
     """The row and the column of a tile, found by a walk through the bands."""
     across, along = (launch.rows, launch.cols) if along_n else (launch.cols, launch.rows)
     band, first = launch.band, 0
@@ -235,8 +235,10 @@ def ring_launches(record: TmaRing) -> Iterator[Launch]:
 
 def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pipeline, along_n: int, tile: int,
               own: int, most: int) -> None:  # fmt: skip
-    """Check what is stated of a CTA that computes slice ``own`` of a tile. ``most``: whether m, n and k are the largest
-    ones with so many tiles, or else the least."""
+    """Checks what is stated of a CTA that computes slice ``own`` of a tile.
+
+    ``most``: whether m, n and k are the largest ones that have the launch's tiles, or else the least.
+    """
     split, rank, (across_m, across_n) = record.split_k, pipeline.rank, record.cluster
     is_slice = record.summed_in == "cluster"
     number = tile if is_slice else tile * split + own
@@ -255,7 +257,7 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
     passed = [value(contract.parameters[8 * i][0], names) for i in range(5, 10)]
     assert passed == [*sizes, along_n, launch.band]
     assert value(pipeline.current, names) == number
-    row, col = place(launch, tile, along_n)
+    row, col = tile_place(launch, tile, along_n)
     at = (row * across_m + names["rank_m"], col * across_n + names["rank_n"]) if not is_slice else (row, col)
     assert contract.tile is not None
     corner = value(contract.tile.row, names), value(contract.tile.col, names)

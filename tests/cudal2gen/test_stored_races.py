@@ -26,7 +26,16 @@ torch = require("torch")
 
 from cudal2gen.operators.measuring.first_runs import FirstRuns, RunEntry  # noqa: E402
 from cudal2gen.operators.measuring.tuned import MAX_US, Store  # noqa: E402
-from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, draw_product, measurements, process, store  # noqa: E402
+from tests.cudal2gen.racing import (  # noqa: E402
+    A100,
+    NAMES,
+    Clock,
+    ClockedDevice,
+    draw_product,
+    measurements,
+    simulated_process,
+    store,
+)
 
 __all__ = ["store"]  # a fixture
 pytestmark = pytest.mark.torch
@@ -140,7 +149,7 @@ def test_a_nonsensical_race_counts_for_nothing(
     (store / "autotune.jsonl").write_text(f"{A100.model_dump_json()}\n{row.model_dump_json()}\n")
     a, b, expected = draw_product(device, (ROWS, 64, 64))
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
-    with process(opened_pack, Timed(device, clock)) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, clock)) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
     assert len(measurements()) == 2
@@ -149,7 +158,7 @@ def test_a_nonsensical_race_counts_for_nothing(
 def test_a_race_as_it_was_stored_counts(device: EmulatedDevice, opened_pack: pack.Pack, store: Path) -> None:
     (store / "autotune.jsonl").write_text(f"{A100.model_dump_json()}\n{race().model_dump_json()}\n")
     a, b, expected = draw_product(device, (ROWS, 64, 64))
-    with process(opened_pack, Timed(device, Clock(device, {}, 300.0))) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 300.0))) as dispatcher:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
     assert len(measurements()) == 1

@@ -15,8 +15,8 @@ from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_produ
 from tests.cudal2gen.paths import ring, small
 
 ULP = 2.0**-23  # the distance of fp32 numbers between 1 and 2
-TYPED: dict[str, Record] = {"mma.sync": small(acc="f32", ab="bf16"), "wgmma": ring(ab="bf16")}
-BUILT_AHEAD = [*TYPED.values()]
+KERNELS: dict[str, Record] = {"mma.sync": small(acc="f32", ab="bf16"), "wgmma": ring(ab="bf16")}
+BUILT_AHEAD = [*KERNELS.values()]
 
 
 def total(gpu: str, products: list[float], before: float = 0.0) -> float:
@@ -36,8 +36,8 @@ def total(gpu: str, products: list[float], before: float = 0.0) -> float:
         ([1.0, *[2.0**-25] * 8], 0.0, 1.0, 1 + 2 * ULP),
         # If the same terms come first, the A100 adds them in a separate group of 8 to 2 ULP.
         ([*[2.0**-25] * 8, 1.0], 0.0, 1 + 2 * ULP, 1 + 2 * ULP),
-        # Both cards keep terms of 2^-24 in a group with the previous sum. The result is 2, since they are not rounded
-        # one by one.
+        # Both cards keep terms of 2^-24 in a group with the previous sum. Two of them make one ULP, since they are not
+        # rounded one by one.
         ([2.0**-24, 2.0**-24], 1.0, 1 + ULP, 1 + ULP),
         # The remaining bits are truncated for either sign. Rounded to nearest, the result would be 1 + ULP.
         ([2.0**-24], 1.0, 1.0, 1.0),
@@ -70,20 +70,21 @@ def test_nan_and_infinities_stay() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_round_as_the_option_says(name: str) -> None:
-    record = TYPED[name]
+    record = KERNELS[name]
     (artifact,) = compiler.build([record])
     shape, library = Shape(record.m, record.n, record.k), compiler.launcher()
 
-    def d(rounding: RoundingName, inputs: str) -> Any:
+    def execute(rounding: RoundingName, inputs: str) -> Any:
+        """D of the kernel by a model of tensor cores."""
         case, done = run_case(record, artifact, library, shape, inputs, hazards=False, rounding=rounding)
         assert case.findings == ()
         return done.d
 
     names: tuple[RoundingName, ...] = ("model", "a100", "h100")
-    exact = [d(rounding, "integers") for rounding in names]
+    exact = [execute(rounding, "integers") for rounding in names]
     assert all((each == exact[0]).all() for each in exact)
-    model, a100, h100 = (d(rounding, "cancelling").astype(np.float64) for rounding in names)
+    model, a100, h100 = (execute(rounding, "cancelling").astype(np.float64) for rounding in names)
     assert (model != a100).any()
     assert (a100 != h100).any()

@@ -23,7 +23,7 @@ torch = require("torch")
 from cudal2gen.operators import dispatch, emulated, plan_requests  # noqa: E402
 from cudal2gen.operators.measuring import buckets, races  # noqa: E402
 from cudal2gen.operators.measuring.tuned import Store  # noqa: E402
-from tests.cudal2gen.racing import A100, Clock, Timed, measurements, process, store  # noqa: E402
+from tests.cudal2gen.racing import A100, Clock, ClockedDevice, measurements, simulated_process, store  # noqa: E402
 from tests.cudal2gen.test_operators import draw_integers, product, ran  # noqa: E402
 
 __all__ = ["store"]  # a fixture
@@ -129,7 +129,7 @@ def test_a_transposed_view_is_raced_at_its_own_size(
 ) -> None:
     a, b = draw_integers(device, 101, 40).t(), draw_integers(device, 101, 24)
     of_batch = draw_integers(device, 2 * 72, 40).view(2, 72, 40).mT, draw_integers(device, 2 * 72, 24).view(2, 72, 24)
-    with process(opened_pack, Timed(device, Clock(device, {}, 400.0)), mode) as dispatcher:
+    with simulated_process(opened_pack, ClockedDevice(device, Clock(device, {}, 400.0)), mode) as dispatcher:
         for _ in range(180):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
             assert torch.equal(cudal2gen.matmul(*of_batch), product(*of_batch))

@@ -1,4 +1,4 @@
-"""Proves where trials are stored and made, by the options that choose an environment."""
+"""Proves that the trials of each environment have a store of their own, and where each environment makes them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LINES = SOURCE.read_text().splitlines()
 # The names of the program's cases. Those of right ones begin with "r ".
 CASES = re.findall(r'^    \{"([^"]+)", \[\]', SOURCE.read_text(), re.M)
 RIGHT = [case for case in CASES if case.startswith("r ")]
-# The rules that wrong cases break, if it is not host-race.
+# The rule that a wrong case breaks, for those that break another one than host-race.
 RULES = {
     "branches": "stream-race", "late branch": "stream-race",
     **dict.fromkeys(["device read", "device write", "device by driver", "device copied by host", "device variable",

@@ -1,4 +1,7 @@
-"""Proves the pytest plugin in separate pytest sessions, whose tests launch kernels on the emulated GPU."""
+"""Proves that tests launch kernels on the emulated GPU by the pytest plugin, and that findings fail these tests.
+
+Each test here runs pytest in a session of its own.
+"""
 
 from __future__ import annotations
 

@@ -439,7 +439,8 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
         process.stdout.readline()
         members = process_tree.session(process.pid)
         assert len(members) == 3
-    assert not any(processes.living_processes(pid) for pid in members)
+        assert all(processes.is_running(pid) for pid in members)
+    processes.wait_until(lambda: not any(processes.is_running(pid) for pid in members), processes.END_S)
 
 
 def test_variables_of_the_start_are_erased_from_memory() -> None:

@@ -127,12 +127,12 @@ def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
 
 
 def test_no_limit_of_memory_is_evaded_by_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_open(path: str, **options: Any) -> Any:
+    def refuse_smaps(path: str, **options: Any) -> Any:
         if path == f"/proc/{worker.pid}/smaps_rollup":
             raise PermissionError
         return open(path, **options)  # noqa: PTH123
 
-    monkeypatch.setattr(process_tree, "open", check_open, raising=False)
+    monkeypatch.setattr(process_tree, "open", refuse_smaps, raising=False)
     worker = workers.Worker("fork", lambda _, gib: processes.hold_memory(gib), 0.4)
     watch, limit = process_tree.Watch(worker.pid, processes.LIFE_S, 0.2), ""
     while not limit:

@@ -29,14 +29,14 @@ from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.words import Word
 
-MOST = 40  # the largest x
+MAX_X = 40  # the largest x
 # Comparisons of words, which are also comparisons of numbers.
 COMPARISONS: list[Callable[[Any, Any], Any]] = [
     operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
 ]  # fmt: skip
 
 
-def facts(low: int = 0, high: int = MOST) -> OpenFacts:
+def facts(low: int = 0, high: int = MAX_X) -> OpenFacts:
     """The facts about a name x within these bounds."""
     return OpenFacts.of(Facts({("x",): (low, high)}))
 
@@ -59,7 +59,7 @@ def truth(condition: Any, value: int) -> bool:
 
 
 # Numbers of three lanes, also beyond the bounds of x.
-LANES = st.lists(st.integers(-MOST, 2 * MOST), min_size=3, max_size=3).map(np.array)
+LANES = st.lists(st.integers(-MAX_X, 2 * MAX_X), min_size=3, max_size=3).map(np.array)
 
 
 @given(LANES, LANES, LANES, st.booleans())
@@ -75,12 +75,12 @@ def test_an_answer_for_a_lane_holds_for_every_value(low: Any, high: Any, assumed
         within_side = np.broadcast_to(condition.known(), 3)
     for lane in range(3):
         for answer, least in ((without_side[lane], 0), (within_side[lane], assumed[lane])):
-            truths = {(low[lane] <= value <= high[lane]) != negated for value in range(max(0, least), MOST + 1)}
+            truths = {(low[lane] <= value <= high[lane]) != negated for value in range(max(0, least), MAX_X + 1)}
             assert not truths or answer == -1 or truths == {answer == 1}
     assert (np.broadcast_to(condition.known(), 3) == without_side).all(), "the side's facts must end with the side"
 
 
-@given(LANES, st.integers(-MOST, MOST))
+@given(LANES, st.integers(-MAX_X, MAX_X))
 def test_one_bound_in_each_lane_is_decided_where_bounds_suffice(lanes: Any, assumed: int) -> None:
     x, known = Polynomial.named("x"), facts()
     condition = at_least(known, x - Polynomial.of(lanes))
@@ -88,7 +88,7 @@ def test_one_bound_in_each_lane_is_decided_where_bounds_suffice(lanes: Any, assu
         answers = np.broadcast_to(condition.known(), 3)
     least = max(0, assumed)
     assert all(answer == 1 for answer, each in zip(answers, lanes, strict=True) if each <= least)
-    assert all(answer == 0 for answer, each in zip(answers, lanes, strict=True) if each > MOST)
+    assert all(answer == 0 for answer, each in zip(answers, lanes, strict=True) if each > MAX_X)
 
 
 def test_a_choice_by_the_problem_has_no_truth_value() -> None:
@@ -101,7 +101,7 @@ def test_a_choice_by_the_problem_has_no_truth_value() -> None:
 @given(st.sampled_from(COMPARISONS), st.sampled_from(COMPARISONS), st.integers(0, 3), st.integers(0, 9))
 def test_conditions_are_true_where_numbers_are(first: Any, second: Any, a: int, b: int) -> None:
     x = word_of_x(facts())
-    for value in range(0, MOST, 3):
+    for value in range(0, MAX_X, 3):
         mine, its = first(x, np.uint32(a)), second(x, np.uint32(b))
         assert truth(mine, value) is bool(first(value, a))
         for operation in (operator.and_, operator.or_):
@@ -116,7 +116,7 @@ def test_conditions_are_true_where_numbers_are(first: Any, second: Any, a: int, 
 
 @pytest.mark.parametrize("mask", [1, 3, 7])
 def test_low_bits_are_those_of_numbers(mask: int) -> None:
-    for value in range(MOST):
+    for value in range(MAX_X):
         assert truth((word_of_x(facts()) & np.uint32(mask)) != 0, value) is (value & mask != 0)
 
 

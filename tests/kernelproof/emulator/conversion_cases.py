@@ -1,4 +1,4 @@
-"""Cases of cvt between all types but fp8, with results as exact numbers rounded once."""
+"""Lists cases of cvt between all types but fp8, whose expected results are exact numbers that are rounded once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TO = {8: (32, "%D"), 16: (16, "%m"), 32: (32, "%D"), 64: (64, "%d")}
 _INTEGRAL: dict[str, Callable[[Fraction], int]] = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
 
 
-def _bits(kind: str) -> int:
+def _width(kind: str) -> int:
     """The width of a type in bits."""
     return exact.bits_of(kind) if kind in FORMATS else int(kind[1:])
 
 
 def _case(opcode: str, dst: str, src: str, want: Function) -> Case:
     """A case of cvt, with the register widths that the types need."""
-    width, register = _TO[_bits(dst)]
-    return Case(f"cvt{opcode}.{dst}.{src} {register}, {_FROM[_bits(src)]};", width, want)
+    width, register = _TO[_width(dst)]
+    return Case(f"cvt{opcode}.{dst}.{src} {register}, {_FROM[_width(src)]};", width, want)
 
 
 def _limits(kind: str) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def _limits(kind: str) -> tuple[int, int]:
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
-def _between_integers(src: str) -> list[Case]:
+def _cases_between_integers(src: str) -> list[Case]:
     """Conversions from an integer type to all integer types, with and without saturation."""
     out = []
     for dst in INTEGERS:
@@ -57,7 +57,7 @@ def _between_integers(src: str) -> list[Case]:
     return out
 
 
-def _to_integers(src: str) -> list[Case]:
+def _cases_to_integers(src: str) -> list[Case]:
     """Conversions from a float type to integers, in all roundings. NaN gives zero or, for 64-bit types, the sign bit
     alone."""
     out = []
@@ -71,7 +71,7 @@ def _to_integers(src: str) -> list[Case]:
                     a: int, _b: int, _c: int, integral: Callable[[Fraction], int] = integral, ftz: str = ftz,
                     low: int = low, high: int = high, of_nan: int = of_nan, dst: str = dst,
                 ) -> Want:  # fmt: skip
-                    x = exact.decode(flush(a & ((1 << _bits(src)) - 1), src) if ftz else a, src)
+                    x = exact.decode(flush(a & ((1 << _width(src)) - 1), src) if ftz else a, src)
                     if x is None:
                         return number(of_nan, dst)
                     if x.magnitude is None:
@@ -82,11 +82,11 @@ def _to_integers(src: str) -> list[Case]:
     return out
 
 
-def _from_integers(src: str) -> list[Case]:
+def _cases_from_integers(src: str) -> list[Case]:
     """Conversions from an integer type to all float types, in all roundings."""
     out = []
     for dst in FLOATS:
-        if dst == "bf16" and _bits(src) == 8:
+        if dst == "bf16" and _width(src) == 8:
             continue
         for mode in ("rn", "rz", "rm", "rp"):
             for sat in ("", ".sat") if dst != "bf16" else ("",):
@@ -103,14 +103,15 @@ def _from_integers(src: str) -> list[Case]:
 def _float_conversion(dst: str, src: str, mode: str, how: str) -> Function:
     """A conversion between floats, with .ftz of f32, .sat, .relu and .satfinite. With rni and so on it rounds to
     integral values."""
+    # The codes of a result are compared as integers: the sign bit, and the largest finite number.
     sign = 1 << exact.bits_of(dst) - 1 + exact.SPARE.get(dst, 0)
     largest = exact.top(dst) - 1 << exact.SPARE.get(dst, 0)
 
     def want(a: int, _b: int, _c: int) -> Want:
-        a &= (1 << _bits(src)) - 1
+        a &= (1 << _width(src)) - 1
         x = exact.decode(flush(a, "f32") if "ftz" in how and src == "f32" else a, src)
         if x is None:
-            return 0 if "sat" in how.split(".") else _nan(dst, src)
+            return 0 if "sat" in how.split(".") else _canonical_nan(dst, src)
         if mode in _INTEGRAL and x.magnitude is not None:
             value = _INTEGRAL[mode](-x.magnitude if x.negative else x.magnitude)
             x = Number(x.negative, Fraction(abs(value)))
@@ -129,7 +130,7 @@ def _float_conversion(dst: str, src: str, mode: str, how: str) -> Function:
     return want
 
 
-def _nan(dst: str, src: str) -> Want:
+def _canonical_nan(dst: str, src: str) -> Want:
     """The canonical NaN of a conversion. The ISA does not define the one of f64, of tf32, and of a rounding within a
     type."""
     if dst == src or dst in ("f64", "tf32"):
@@ -137,7 +138,7 @@ def _nan(dst: str, src: str) -> Want:
     return (1 << exact.bits_of(dst) - 1) - 1
 
 
-def _between_floats(src: str) -> list[Case]:
+def _cases_between_floats(src: str) -> list[Case]:
     """Conversions between float types: to the same type with rounding to an integer, to a wider type, or to a narrower
     one."""
     out = []
@@ -165,7 +166,7 @@ def _widens(dst: str, src: str) -> bool:
     return all(x >= y for x, y in zip(FORMATS[dst], FORMATS[src], strict=True))
 
 
-def _narrowings() -> list[Case]:
+def _cases_to_narrow_floats() -> list[Case]:
     """Conversions from f32 to narrower formats with ReLU and saturation, also of pairs."""
     out = []
     for dst in ("f16", "bf16", "tf32"):
@@ -188,15 +189,17 @@ def _narrowings() -> list[Case]:
 # The cases by name of their group, each with the operands that they are executed on.
 GROUPS = {
     **{
-        f"cvt from {src}": Group(_between_integers(src) + _from_integers(src), integers(20), uniform=True)
+        f"cvt from {src}": Group(_cases_between_integers(src) + _cases_from_integers(src), integers(20), uniform=True)
         for src in INTEGERS
     },
-    **{f"cvt from {src} to integers": Group(_to_integers(src), sources(src, ()), uniform=True) for src in FLOATS},
+    **{f"cvt from {src} to integers": Group(_cases_to_integers(src), sources(src, ()), uniform=True) for src in FLOATS},
     **{
         f"cvt from {src} to floats": Group(
-            _between_floats(src), sources(src, tuple(dst for dst in FLOATS if not _widens(dst, src))), uniform=True
+            _cases_between_floats(src),
+            sources(src, tuple(dst for dst in FLOATS if not _widens(dst, src))),
+            uniform=True,
         )
         for src in FLOATS
     },
-    "cvt to narrow floats": Group(_narrowings(), sources("f32", ("f16", "bf16", "tf32"))),
+    "cvt to narrow floats": Group(_cases_to_narrow_floats(), sources("f32", ("f16", "bf16", "tf32"))),
 }

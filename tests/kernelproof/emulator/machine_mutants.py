@@ -65,7 +65,7 @@ def _is_reached(function: Function, instruction: Instruction) -> bool:
 Code = list[Instruction]
 
 
-def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+def _shorten_stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
     """Makes the next instruction issue too early."""
     item = code[at]
     if item.control.stall < 2:
@@ -73,7 +73,7 @@ def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
     return {item.address: rescheduled_code(item, stall=draw.randrange(1, item.control.stall))}
 
 
-def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+def _drop_wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
     """Removes the wait for one of the scoreboards."""
     item = code[at]
     if not item.control.waits:
@@ -84,17 +84,17 @@ def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | 
     }
 
 
-def _write_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """Changes the barrier that an instruction sets when it has written its result."""
-    return _barrier(code[at], "write_barrier", draw)
+def _change_write_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """Changes the scoreboard by which others wait until an instruction has written its result."""
+    return _change_barrier(code[at], "write_barrier", draw)
 
 
-def _read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """Changes the barrier that an instruction sets when it has read its operands."""
-    return _barrier(code[at], "read_barrier", draw)
+def _change_read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """Changes the scoreboard by which others wait until an instruction has read its operands."""
+    return _change_barrier(code[at], "read_barrier", draw)
 
 
-def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int] | None:
+def _change_barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int] | None:
     """Makes the instruction release another scoreboard, or none, when its result is ready or its operands are read."""
     own = getattr(item.control, name)
     if own is None:
@@ -103,7 +103,7 @@ def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int
     return {item.address: rescheduled_code(item, **{name: other})}
 
 
-def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int, int] | None:
+def _change_register(code: Code, at: int, draw: random.Random, count: int) -> dict[int, int] | None:
     """Replaces the register of the result, or of an operand that is a single register."""
     item = code[at]
     numbers = [int(name[1:]) for name in register_names(access(item).writes) if name[0] == "R"][:1]
@@ -119,7 +119,7 @@ def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int,
     return {item.address: with_register(item.code, first, other)}
 
 
-def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+def _keep_stale_operand(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
     """Sets the reuse flag on an operand that the instruction overwrites and that the next one may read in the same
     slot."""
     item = code[at]
@@ -137,7 +137,7 @@ def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
     return {item.address: rescheduled_code(item, reuse=item.control.reuse | 1 << draw.choice(slots))} if slots else None
 
 
-def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:
+def _swap_neighbours(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:
     """Swaps two neighbouring instructions with their control words."""
     if at + 1 == len(code) or {code[at].name, code[at + 1].name} & FIXED:
         return None
@@ -147,8 +147,8 @@ def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | No
 
 # By kind of fault: a function that plants it at an instruction, or returns None where it has no place.
 KINDS = {
-    "stall": _stall, "wait": _wait, "write barrier": _write_barrier, "read barrier": _read_barrier,
-    "register": _register, "reuse": _reuse, "swap": _swap,
+    "stall": _shorten_stall, "wait": _drop_wait, "write barrier": _change_write_barrier, "read barrier": _change_read_barrier,
+    "register": _change_register, "reuse": _keep_stale_operand, "swap": _swap_neighbours,
 }  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def test_mbarriers_and_clusters_take_different_numbers_of_rounds(
             assert all(result == results[0] for result in results)
 
 
-def share(rows: list[list[int]], order: list[int], options: Options) -> list[str]:
+def findings_of_sharing_ctas(rows: list[list[int]], order: list[int], options: Options) -> list[str]:
     """The findings, as texts, of CTAs that share words. CTA b executes row ``order[b]``."""
     longest = max(map(len, rows)) + 1
     table = np.array([row + [0] * (longest - len(row)) for row in rows], np.int32)
@@ -166,13 +166,13 @@ def test_a_race_of_ctas_has_the_same_names_in_every_batch(first: int) -> None:
         rng = random.Random(seed)
         rows = [[rng.randrange(2, 18) for _ in range(rng.randrange(7))] for _ in range(rng.randrange(2, 6))]
         order = list(range(len(rows)))
-        found = share(rows, order, Options(lanes=64))
+        found = findings_of_sharing_ctas(rows, order, Options(lanes=64))
         for lanes in (128, 64 * len(rows), None):
-            assert share(rows, order, Options(lanes=lanes)) == found
+            assert findings_of_sharing_ctas(rows, order, Options(lanes=lanes)) == found
         # Another order shows other pairs of lines, but does not change whether a program is right.
         rng.shuffle(order)
-        assert bool(share(rows, order, Options(lanes=64))) == bool(found)
-        assert bool(share(rows, order, Options(adverse=True))) == bool(found)
+        assert bool(findings_of_sharing_ctas(rows, order, Options(lanes=64))) == bool(found)
+        assert bool(findings_of_sharing_ctas(rows, order, Options(adverse=True))) == bool(found)
 
 
 # Threads read their own element and one of another CTA, in either order. A CTA writes what all have read.

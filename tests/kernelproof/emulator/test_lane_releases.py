@@ -21,7 +21,7 @@ from tests.kernelproof.emulator import hopper_ptx
 from tests.kernelproof.emulator.drawn_releases import THREADS, draw
 from tests.kernelproof.emulator.hopper_ptx import run_body
 
-# In the usual and in the adverse order.
+# Runs a test in the usual and in the adverse order of events.
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
 # The ways in which lane 0 of warp 0 releases and warp 1 waits, each a pair of texts. %P is true in thread 0 alone.
@@ -87,7 +87,7 @@ def body(
     """Warp 0 writes, and lane 0 releases; warp 1 waits, and each of its lanes reads what another lane has written.
 
     In shared memory %a0 is the address of the thread's own word, and for warp 1 %a1 is that of the word of lane
-    31 - lane in warp 0. %d2 and %d3 - 128 are the same in y. Warp 1 stores what it has read 2048 bytes behind %d2.
+    31 - lane in warp 0. %d2 and %d3 - 128 are the same in y. Warp 1 stores what it has read 2048 bytes after %d2.
     ``between``: what warp 0 executes between write and release. ``clears``: whether all words are first set to 0.
     ``arrivals``: those that the mbarrier counts.
     """
@@ -308,15 +308,17 @@ def test_lanes_wait_for_those_that_name_the_same_lanes(adverse: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize(("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)])
-def test_drawn_programs_race_where_only_some_lanes_meet(seed: int, syncs: float, right: bool, ampere: Device) -> None:
+def test_drawn_programs_race_where_only_some_lanes_meet(
+    seed: int, syncs: float, right: bool, ampere_device: Device
+) -> None:
     text, races = draw(seed, right, ("released", "fenced")[seed % 2], whole_warps=0.2, syncs=syncs)
     y = np.zeros(THREADS, np.uint32)
-    _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+    _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere_device, check_outputs=False)
     assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 
 @pytest.fixture
-def ampere(monkeypatch: pytest.MonkeyPatch) -> Device:
+def ampere_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device whose shared memory defers the tags of reads."""
     monkeypatch.setattr(hopper_ptx, "HEAD", hopper_ptx.HEAD.replace("sm_90a", "sm_80"))
     return Device.of(GPUS["a100"])
@@ -326,13 +328,13 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Device:
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_drawn_programs_race_whenever_tags_are_written(
-    seed: int, right: bool, ampere: Device, monkeypatch: pytest.MonkeyPatch
+    seed: int, right: bool, ampere_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, races = draw(seed, right, ("released", "fenced")[seed % 2])
     y = np.zeros(THREADS, np.uint32)
     for defers in (True, False):
         monkeypatch.setattr(SharedChecks, "DEFERS", defers)
-        _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+        _, result = run_body(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere_device, check_outputs=False)
         assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 

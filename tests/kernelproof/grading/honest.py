@@ -1,4 +1,4 @@
-"""Honest programs to grade, none of which may break a rule; the kernels are in ``honest.cu``."""
+"""Lists honest programs to grade, none of which may break a rule; their kernels are in ``honest.cu``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kernelproof.grading.verdict import Finding, Verdict
 HOSTILE = "</td><script>alert(1)</script> | `x` [a](b)\n# title"
 
 
-def set_of_three() -> GradedSet:
+def graded_set() -> GradedSet:
     """A set of a right, a wrong and an unchecked solution. ``HOSTILE`` stands for every text that a solution can
     choose: its name, the message of a finding, and what was not checked."""
     wrong = Finding.of("wrong-value", HOSTILE, HOSTILE)
@@ -25,15 +25,15 @@ def set_of_three() -> GradedSet:
 
 
 def test_a_set_is_counted_and_read_back() -> None:
-    assert set_of_three().counts == {"right": 1, "wrong": 1, "not checked": 1}
-    assert GradedSet.model_validate_json(set_of_three().model_dump_json()) == set_of_three()
+    assert graded_set().counts == {"right": 1, "wrong": 1, "not checked": 1}
+    assert GradedSet.model_validate_json(graded_set().model_dump_json()) == graded_set()
     assert exit_outcome(["right", "not checked", "wrong"]) == "wrong"
     assert exit_outcome(["right", "not checked"]) == "not checked"
     assert exit_outcome(["right"]) == exit_outcome([]) == "right"
 
 
 def test_no_text_of_a_solution_leaves_its_cell() -> None:
-    page, summary = set_of_three().html(), set_of_three().markdown()
+    page, summary = graded_set().html(), graded_set().markdown()
     assert "<script" not in page
     # Rows: 3 headers, 1 broken rule, 3 solutions, 2 explanations.
     assert page.count("<tr>") == 3 + 1 + 3 + 2

@@ -49,8 +49,8 @@ template <int P> __global__ void product(const float* a, const float* b, float* 
 LOOSE = Tolerance(absolute=0.01, relative=0.0)
 
 
-def product(probe: int, **options: Any) -> Verdict:
-    """The verdict on the product with this probe; ``options`` of ``check_source``."""
+def verdict_of_product(probe: int, **options: Any) -> Verdict:
+    """The verdict on the product with this probe. ``options``: further arguments of ``check_source``."""
     options = {"tolerance": Tolerance(terms="k"), **options}
     return check_source(
         SOURCE, lambda a, b: a @ b.T, [{"m": 16, "n": 24, "k": 64}], limits=Limits(isolated=False, places=2),
@@ -64,8 +64,8 @@ def product(probe: int, **options: Any) -> Verdict:
 @pytest.mark.parametrize("probe", [1, 2])
 def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
     """Which inputs get the error depends on their values, so other ones do after a permutation or scaling."""
-    assert product(0, tolerance=LOOSE).right
-    verdict = product(probe, tolerance=LOOSE)
+    assert verdict_of_product(0, tolerance=LOOSE).right
+    verdict = verdict_of_product(probe, tolerance=LOOSE)
     assert verdict.rules == {"broken-relation"}, str(verdict)
     for finding in verdict.findings:
         assert finding.evidence["difference"] > finding.evidence["allowed"]  # type: ignore[operator]
@@ -77,7 +77,7 @@ def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
 def test_comparisons_that_draws_do_not_meet_are_aimed_at(probe: int) -> None:
     """Inputs are aimed at more constants than any program has, at two constants together, at equal rows, at comparisons
     that make no predicate, at a constant in memory, at neighbouring constants, and at a limit."""
-    verdict = product(probe)
+    verdict = verdict_of_product(probe)
     kinds = {item.evidence["inputs"] for item in verdict.findings if item.rule == "wrong-value"}
     assert kinds, str(verdict)
     assert probe < 9 or any("constants" in str(kind) for kind in kinds)
@@ -85,21 +85,21 @@ def test_comparisons_that_draws_do_not_meet_are_aimed_at(probe: int) -> None:
 
 @pytest.mark.slow
 def test_what_no_draw_has_executed_is_said() -> None:
-    verdict = product(4)
+    verdict = verdict_of_product(4)
     line = next(number for number, text in enumerate(SOURCE.splitlines(), 1) if "P == 4" in text)
     assert verdict.right, str(verdict)
     assert any(f"line {line}" in remark for remark in verdict.remarks), verdict.remarks
-    assert product(0).remarks == []
+    assert verdict_of_product(0).remarks == []
 
 
 @pytest.mark.slow
 def test_another_shape_than_the_stated_ones_is_drawn() -> None:
-    verdict = product(6)
+    verdict = verdict_of_product(6)
     assert verdict.right
     assert any("not right on" in remark for remark in verdict.remarks), verdict.remarks
-    assert not product(6, draws={}).remarks
-    assert "shape-special-case" in product(6, draws={"k": (32, 63)}).rules
-    assert product(0).calls == product(0, draws={}).calls + 2
+    assert not verdict_of_product(6, draws={}).remarks
+    assert "shape-special-case" in verdict_of_product(6, draws={"k": (32, 63)}).rules
+    assert verdict_of_product(0).calls == verdict_of_product(0, draws={}).calls + 2
 
 
 def test_drawn_shapes_are_no_larger_than_stated_ones_and_share_their_divisors() -> None:
