@@ -147,7 +147,8 @@ def _swap_neighbours(code: Code, at: int, _: random.Random, __: int) -> dict[int
 
 # By kind of fault: a function that plants it at an instruction, or returns None where it has no place.
 KINDS = {
-    "stall": _shorten_stall, "wait": _drop_wait, "write barrier": _change_write_barrier, "read barrier": _change_read_barrier,
+    "stall": _shorten_stall, "wait": _drop_wait,
+    "write barrier": _change_write_barrier, "read barrier": _change_read_barrier,
     "register": _change_register, "reuse": _keep_stale_operand, "swap": _swap_neighbours,
 }  # fmt: skip
 
