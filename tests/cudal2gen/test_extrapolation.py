@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.kernel import Record
-from cudal2gen.timing.model import instructions as code_model
+from cudal2gen.timing.model import code as code_model
 from cudal2gen.timing.model import memory
 from kernelproof.sass import Instruction, Machine, Way, simulate
 from kernelproof.sass.decoding import FREE
