@@ -189,7 +189,7 @@ def test_a_card_has_the_best_measured_baseline_of_each_problem_made_once(monkeyp
     timings = [measured.timing("cudal2gen", [4.0]), measured.timing("cublas-nn", [5.0])]
     stored = measured.measurement((384, 256, 128), timings, acc="f32")
     monkeypatch.setattr(gpu, "connect", lambda index: device)
-    monkeypatch.setattr(on_gpu, "DeviceWorkshop", lambda card: Shop(device))
+    monkeypatch.setattr(on_gpu, "DeviceWorkshop", lambda card: FakeWorkshop(device))
     monkeypatch.setattr(baselines, "contenders", contenders)
     monkeypatch.setattr(results, "measurements", lambda path: Measurements({measured.H200.id: measured.H200}, [stored]))
     connected = on_gpu.connect(0, lambda _: None)
