@@ -238,7 +238,7 @@ def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n:
     for launch in launches():
         items = Items(launch)
         common = launch_names(items)
-        for part in items.of_wave() if items.tail else ():
+        for part in items.wave_items() if items.tail else ():
             full, place = place_names(launch, part.tile, along_n)
             pipeline: Any = contracts[along_n, full, True].ring
             assert isinstance(pipeline, Pipeline)
