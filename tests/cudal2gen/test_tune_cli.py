@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cudal2gen import results
+from cudal2gen.cli import learning
+from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, space
+from cudal2gen.timing.recordings import autoheuristic
+from cudal2gen.tuner import benchmark, ranking
 from tests.cudal2gen.test_cli import error, own_catalog, run
 from tests.cudal2gen.test_evidence import write_recordings
 from tests.packages import require
@@ -198,3 +204,24 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     assert "written to" in capsys.readouterr().out
     assert catalog.find(problem).record == campaign.catalog_record(contest)
     assert catalog.find(problem).record.origin.structure == "tuned"
+
+
+@pytest.mark.parametrize(("sample", "seeds"), [*product((None, 1, 7), (None, 1, 3))])
+def test_a_comparison_has_the_problems_and_seeds_that_are_asked_for(
+    sample: int | None, seeds: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr(autoheuristic, "problems", lambda paths: {})
+    monkeypatch.setattr(learning.published, "structures", lambda: [])
+    for module in (ranking, benchmark):
+        monkeypatch.setattr(module, "compare", lambda of, plan, progress: plans.append(plan) or (of, plan))
+        monkeypatch.setattr(module, "markdown", lambda *parts: "a page")
+    monkeypatch.setattr(ranking, "largest_quarter", lambda recordings, plan: [])
+    assert learning.compared_on_recordings((), sample, seeds) == "a page"
+    plan = learning._plan(Selection(gpu="a100", sample=sample), "f16")
+    assert learning.compared_in_the_model(plan, seeds) == "a page"
+    recorded, modelled = plans
+    usual = ranking.RankingPlan()
+    assert (recorded.searched, recorded.seeds) == (sample or usual.searched, seeds or usual.seeds)
+    assert (modelled.gpu, modelled.acc, modelled.environments) == ("a100", "f16", seeds or plan.environments)
+    assert modelled.held_out == (sample or benchmark.BenchmarkPlan(gpu="a100", acc="f16").held_out)
