@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kernelproof.certificates.cells import Kind, Kinds, SummedRange, unknown
+from kernelproof.certificates.cells import Cells, Kind, Kinds, SummedRange, unknown
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.shared_memory import SharedMemory
@@ -67,6 +72,104 @@ def test_a_copy_is_pending_until_its_group_and_a_barrier(memory: SharedMemory) -
     memory.read(places(memory), None)
     with pytest.raises(NotCertified, match="read since the last barrier"):
         memory.copy(places(memory), LANES, unknown(64, 2, 2))
+
+
+@dataclass
+class History:
+    """What threads have done with elements of shared memory, as lists and not as the arrays of ``SharedMemory``.
+
+    ``accesses``: element -> (thread, whether it has written) since the last barrier. ``groups``: the copies of each
+    group that was not waited for, (thread, element) each, the oldest first; the last one is not committed.
+    """
+
+    accesses: dict[int, list[tuple[int | None, bool]]] = field(default_factory=dict)
+    groups: list[list[tuple[int, int]]] = field(default_factory=lambda: [[]])
+
+    def is_safe(self, writes: bool, lanes: Sequence[int | None], elements: Sequence[int]) -> bool:
+        """Whether threads may access these elements, one each."""
+        pending = {element for group in self.groups for _, element in group}
+        conflicts = any(
+            (wrote or writes) and (other is None or other != lane)
+            for lane, element in zip(lanes, elements, strict=True)
+            for other, wrote in self.accesses.get(element, [])
+        )
+        twice = writes and len(set(elements)) < len(elements)
+        return not (pending & set(elements) or conflicts or twice)
+
+    def note(self, writes: bool, lanes: Sequence[int | None], elements: Sequence[int]) -> None:
+        """Note accesses."""
+        for lane, element in zip(lanes, elements, strict=True):
+            self.accesses.setdefault(element, []).append((lane, writes))
+
+    def wait(self, most: int) -> None:
+        """All groups but the last ``most`` have landed; each copy is then a write of its thread."""
+        while len(self.groups) - 1 > most:
+            for lane, element in self.groups.pop(0):
+                self.note(True, [lane], [element])
+
+
+THREADS_OF = st.lists(st.tuples(st.sampled_from((3, 4, 40)), st.integers(0, 2)), min_size=1, max_size=2)
+STEPS = st.one_of(
+    st.tuples(
+        st.sampled_from(("read", "write", "copy")), THREADS_OF.filter(lambda x: len({y for y, _ in x}) == len(x))
+    ),
+    st.tuples(st.just("matrix"), st.integers(0, 2)),
+    st.tuples(st.sampled_from(("barrier", "commit")), st.none()),
+    st.tuples(st.just("wait"), st.integers(0, 2)),
+)
+
+
+@given(st.lists(STEPS, max_size=8))
+def test_an_access_is_refused_exactly_where_another_one_conflicts(steps: list[tuple[str, object]]) -> None:
+    """Threads 3 and 4 of one warp and 40 of another access three elements. ``matrix``: an element is read by a thread
+    that is not known. No drawn order of steps may be accepted with a race, nor refused without one."""
+    memory, history = SharedMemory(6, 0), History()
+    for name, operand in steps:
+        if name == "barrier":
+            memory.barrier()
+            history.accesses.clear()
+        elif name == "commit":
+            memory.commit()
+            history.groups.append([])
+        elif isinstance(operand, int) and name == "wait":
+            memory.wait(operand)
+            history.wait(operand)
+        else:
+            lanes, elements = zip(*operand, strict=True) if isinstance(operand, list) else ((None,), (operand,))
+            at = np.array(elements)[:, None]
+            known = None if lanes == (None,) else np.array(lanes)
+            writes = name in ("write", "copy")
+            cells = unknown(len(elements), 1, 2)
+
+            def access(
+                name: str = name, at: np.ndarray = at, known: np.ndarray | None = known, cells: Cells = cells
+            ) -> None:
+                if known is not None and name != "read":
+                    (memory.write if name == "write" else memory.copy)(at, known, cells)
+                else:
+                    memory.read(at, known)
+
+            if not history.is_safe(writes, lanes, elements):
+                with pytest.raises(NotCertified):
+                    access()
+                return
+            access()
+            if name == "copy":
+                history.groups[-1] += zip(lanes, elements, strict=True)
+            else:
+                history.note(writes, lanes, elements)
+
+
+@given(st.sampled_from((1, 2, 4, 8, 16)), st.lists(st.integers(-4, 40), min_size=1, max_size=3))
+def test_an_access_has_the_elements_of_its_bytes(size: int, offsets: list[int]) -> None:
+    memory = SharedMemory(32, 1024)
+    elements = [sorted({byte // 2 for byte in range(offset, offset + size)}) for offset in offsets]
+    if all(x >= 0 and x + size <= 32 and x % max(size, 2) == 0 for x in offsets):
+        assert memory.places(1024 + np.array(offsets), size).tolist() == elements
+        memory.write(np.arange(memory.elements)[:, None], np.zeros(memory.elements, np.int64), unknown(16, 1, 2))
+    else:
+        with pytest.raises(NotCertified):
+            memory.places(1024 + np.array(offsets), size)
 
 
 @pytest.mark.parametrize("address", [1020, 1024 + 1024, 1026])
