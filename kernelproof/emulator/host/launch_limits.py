@@ -35,7 +35,7 @@ def check_launch(
         raise LaunchRefused(INVALID_CONFIGURATION, f"grid {grid} and block {block} must be positive")
     if grid[0] > 2**31 - 1 or grid[1] > 65535 or grid[2] > 65535:
         raise LaunchRefused(INVALID_CONFIGURATION, f"grid {grid} exceeds (2147483647, 65535, 65535)")
-    if threads > 1024 or block[0] > 1024 or block[1] > 1024 or block[2] > 64:
+    if threads > 1024 or block[2] > 64:
         raise LaunchRefused(INVALID_CONFIGURATION, f"block {block} exceeds 1024 threads or (1024, 1024, 64)")
     limit = function.attributes.get("maxntid")
     if limit and threads > math.prod(limit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
-from kernelproof.emulator.host.cuda import INVALID_CONFIGURATION, INVALID_VALUE
+from kernelproof.emulator.host.cuda import (
+    COOPERATIVE_TOO_LARGE,
+    INVALID_CLUSTER,
+    INVALID_CONFIGURATION,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    LaunchRefused,
+)
+from kernelproof.emulator.host.launch_limits import check_launch
 from kernelproof.emulator.state.launch_state import Geometry, LaunchState
 from kernelproof.emulator.state.scopes import Scope
 from tests.kernelproof.emulator.kernel_cases import (
@@ -172,3 +181,72 @@ def test_ctas_are_numbered_along_x_then_y_then_z_and_clusters_are_boxes(cluster:
             if cta != members[0]:
                 wanted = Scope.CLUSTER if cta in members else Scope.GPU
                 assert launch.scope_of_both(members[0], cta) == launch.scope_of_both(cta, members[0]) == wanted
+
+
+def answer(
+    function: Any = None, limit: int = 48 << 10, static: int = 0, device: emulator.Device | None = None,
+    large: bool = False, **geometry: Any,
+) -> int:  # fmt: skip
+    """The code with which a launch is refused; 0 if it is not."""
+    chosen = Geometry(**{"grid": (1, 1, 1), "block": (1, 1, 1), **geometry})
+    attributes: Any = SimpleNamespace(attributes=function or {})
+    try:
+        check_launch(attributes, chosen, static, limit, device or emulator.HOPPER, large)
+    except LaunchRefused as refused:
+        return refused.code
+    return 0
+
+
+# Launches at a limit, which are right, by what refuses the same launch with one number larger by 1: that number.
+AT_LIMITS: list[tuple[dict[str, Any], str, int, int]] = [
+    *((({"grid": (2**31 - 1, 65535, 65535)}, "grid", axis, INVALID_CONFIGURATION)) for axis in range(3)),
+    ({"block": (1024, 1, 1)}, "block", 0, INVALID_CONFIGURATION),
+    ({"block": (1, 1024, 1)}, "block", 1, INVALID_CONFIGURATION),
+    ({"block": (1, 1, 64)}, "block", 2, INVALID_CONFIGURATION),
+    *((({"block": (8, 8, 16)}, "block", axis, INVALID_CONFIGURATION)) for axis in range(3)),
+    ({"function": {"maxntid": (8, 4)}, "block": (2, 16, 1)}, "block", 0, INVALID_CONFIGURATION),
+    *(
+        ({"function": {"reqntid": required}, "block": block}, "block", axis, INVALID_CONFIGURATION)
+        for required, block in (((8,), (8, 1, 1)), ((8, 4), (8, 4, 1)), ((8, 4, 2), (8, 4, 2)))
+        for axis in range(3)
+    ),
+    *(
+        ({"function": {"reqnctapercluster": fixed}, "grid": (8, 4, 4), "cluster": cluster}, "cluster", axis,
+         INVALID_CLUSTER)
+        for fixed, cluster in (((2,), (2, 1, 1)), ((2, 2), (2, 2, 1)), ((2, 1, 2), (2, 1, 2)))
+        for axis in range(3)
+    ),
+    # 1025 threads are refused though each extent is small.
+    ({"block": (25, 40, 1)}, "block", 1, INVALID_CONFIGURATION),
+    ({"shared_bytes": 48 << 10}, "shared_bytes", -1, INVALID_VALUE),
+    ({"shared_bytes": 0}, "shared_bytes", -2, INVALID_VALUE),
+    ({"shared_bytes": (227 << 10) - 512, "static": 512, "limit": 227 << 10}, "static", -1, INVALID_VALUE),
+    ({"grid": (8, 4, 2), "cluster": (4, 1, 2)}, "cluster", 1, INVALID_CLUSTER),
+    ({"grid": (8, 4, 4), "cluster": (2, 2, 4), "large": True}, "grid", 0, INVALID_CONFIGURATION),
+    ({"grid": (4, 4, 4), "cluster": (2, 2, 1)}, "grid", 1, INVALID_CONFIGURATION),
+    ({"grid": (132 * 2, 1, 1), "block": (1024, 1, 1), "cooperative": True}, "grid", 0, COOPERATIVE_TOO_LARGE),
+    ({"grid": (132, 1, 1), "shared_bytes": 48 << 10, "static": 80 << 10, "cooperative": True}, "grid", 0,
+     COOPERATIVE_TOO_LARGE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "name", "axis", "code"), AT_LIMITS)
+def test_one_more_than_a_limit_is_refused(launch: dict[str, Any], name: str, axis: int, code: int) -> None:
+    assert answer(**launch) == 0
+    value = launch[name]
+    larger = value + {-1: 1, -2: -1}[axis] if axis < 0 else tuple(x + (i == axis) for i, x in enumerate(value))
+    assert answer(**{**launch, name: larger}) == code
+
+
+def test_extents_are_positive_and_clusters_need_a_device_that_has_them() -> None:
+    for name, axis in product(("grid", "block"), range(3)):
+        assert answer(**{name: tuple(int(i != axis) for i in range(3))}) == INVALID_CONFIGURATION
+    assert answer(cluster=(2, 0, 1), grid=(2, 1, 1)) == INVALID_CLUSTER
+    clusters: dict[str, Any] = {"cluster": (2, 1, 1), "grid": (2, 1, 1)}
+    assert (answer(**clusters), answer(**clusters, device=emulator.Device())) == (0, NOT_SUPPORTED)
+    assert answer(grid=(4, 4, 4), cluster=(2, 2, 4), large=True) == 0
+    assert answer(grid=(4, 4, 4), cluster=(2, 2, 4)) == INVALID_CLUSTER
+    assert answer(grid=(4, 4, 8), cluster=(2, 2, 8), large=True) == INVALID_CLUSTER
+    # Of 264 resident CTAs of 1024 threads, 256 are of complete clusters.
+    most: dict[str, Any] = {"cluster": (16, 1, 1), "block": (1024, 1, 1), "large": True, "cooperative": True}
+    assert (answer(grid=(256, 1, 1), **most), answer(grid=(272, 1, 1), **most)) == (0, COOPERATIVE_TOO_LARGE)
