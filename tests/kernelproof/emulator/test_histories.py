@@ -139,3 +139,41 @@ def test_a_reader_finds_no_write_that_coherence_forbids(events: list[tuple[str, 
         number = max(oldest, history.last.number - choice)
         history.mark(key, Mark(tick, number), (repr(clock).encode(), 0, kind))
         accesses.append((warp, tick, number))
+
+
+# A strong write, a read-modify-write or a read, by a warp, at one of three places. A read is of the newest write or of
+# one before it, as the last number says.
+STEP = st.tuples(st.sampled_from(("write", "modify", "read", "read")), st.sampled_from(WARPS), st.integers(0, 2),
+                 st.integers(0, 3))  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(STEP, min_size=4, max_size=40))
+def test_the_newest_write_that_a_warp_has_seen_is_that_of_a_list_of_all(steps: list[tuple[str, int, int, int]]) -> None:
+    """A warp has seen its own writes, those that it has read or modified, and all that their writers had seen."""
+    found = Flags[Clock](operator.or_, traced=True)
+    seen: dict[int, set[tuple[int, int]]] = {warp: set() for warp in WARPS}
+    carried: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for tick, (kind, warp, place, back) in enumerate(steps, 1):
+        key = warp // 2, warp % 2
+        history = found.places.get(place)
+        newest = history.last.number if history is not None else 0
+        if kind == "read":
+            number = max(1, newest - back)
+            if history is not None:
+                found.see(key, history.at(number))
+                seen[warp] |= carried[place, number]
+        else:
+            moment = Moment(*key, tick, 0)
+            found.write(place, SIDES[warp], Scope.GPU, moment, {}, release=False, keep=kind == "modify",
+                        values=(np.uint32(newest), np.uint32(newest + 1)))  # fmt: skip
+            if kind == "modify":
+                seen[warp] |= carried.get((place, newest), set())
+            seen[warp].add((place, newest + 1))
+            carried[place, newest + 1] = set(seen[warp])
+        for at, present in found.places.items():
+            for reader in WARPS:
+                for oldest in (0, present.last.number // 2):
+                    numbers = [number for where, number in seen[reader] if where == at and number > oldest]
+                    mine = found.seen.get((reader // 2, reader % 2), {})
+                    assert present.newest_seen(oldest, mine) == max(numbers, default=oldest)
