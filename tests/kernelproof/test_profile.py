@@ -187,6 +187,22 @@ def test_a_comparison_has_ratios() -> None:
     assert "A takes 10.0 % less" in profile.compare(*loops)[0].paragraphs[1]
 
 
+@pytest.mark.parametrize("unit", ["k-tile", "2 k-tiles"])
+@pytest.mark.parametrize("tensor_cycles", [16, 32])
+def test_times_of_loops_are_compared_only_if_both_do_the_same_work(unit: str, tensor_cycles: int) -> None:
+    first = PROFILE.model_copy(update={"time": None, "occupancy": None})
+    changes = {"unit": unit, "tensor_cycles": tensor_cycles, "cycles": 18.0}
+    second = first.model_copy(update={"loop": first.loop.model_copy(update=changes)})
+    for pair in ((first, second), (second, first)):
+        sentence = profile.compare(*pair)[0].paragraphs[1]
+        assert ("%" in sentence) is ((unit, tensor_cycles) == ("k-tile", 16))
+
+
+def test_a_profile_is_named_by_its_problem_or_else_its_kernel() -> None:
+    assert PROFILE.title == f"{PROFILE.problem} on {PROFILE.gpu}"
+    assert PROFILE.model_copy(update={"problem": None}).title == f"{PROFILE.kernel} on {PROFILE.gpu}"
+
+
 def issues(*cycles: float, warp: int = 0) -> list[Issue]:
     """Issues of an MMA by a warp in these cycles."""
     return [Issue(warp, MMA, cycle, {}) for cycle in cycles]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
 from kernelproof.ground import toolchain
-from kernelproof.sass.latencies import TABLE, fixed
+from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.latencies import TABLE, fixed, scoreboard
 from scripts import latencies
 
 # Producer, reader, and the cycles on sm_80, sm_86, sm_89, sm_90a, sm_100a and sm_120a. NVIDIA's own tables in Mesa's
@@ -38,6 +40,21 @@ def test_a_longer_latency_stands_for_an_unknown_reader_and_none_for_a_variable_o
     assert fixed("sm_80", "HMMA.16816.F32", "MUFU.RCP") == 24
     assert fixed("sm_90", "FFMA", "FFMA") == 4
     assert fixed("sm_80", "LDSM.16.M88.4", "HMMA.16816.F32") is None
+
+
+@pytest.mark.parametrize("opcode", ["LDG.E", "LDS", "STS", "STG.E", "LDL", "STL"])
+@pytest.mark.parametrize("sm", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("l2", [True, False])
+def test_accesses_of_less_than_32_bits_take_as_long_as_those_of_32_and_larger_ones_no_less(
+    opcode: str, sm: str, l2: bool
+) -> None:
+    times = [
+        scoreboard(sm, Instruction.bare(opcode + width), l2=l2) for width in (".U8", ".U16", "", ".64", ".128")
+    ]  # fmt: skip
+    assert times[0] == times[1] == times[2]
+    for shorter, longer in pairwise(times):
+        assert shorter.result <= longer.result
+        assert shorter.read <= longer.read
 
 
 @pytest.mark.slow
