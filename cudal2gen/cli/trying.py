@@ -154,14 +154,14 @@ def _write(winners: Sequence[grid.TriedKernel]) -> str | None:
     from cudal2gen.timing.model import worth
 
     best = winners[0]
-    by = "measured" if best.timing else "modelled"
+    origin = "measured" if best.timing else "modelled"
     if not best.timing and not worth.sorts(best.record.problem):
         note(f"nothing is written: times are modelled, and {worth.in_words(best.record.problem)}; --time measures them")
         return None
     if best.candidate.start:
-        note(f"the record as it is has the best {by} time: nothing is written")
+        note(f"the record as it is has the best {origin} time: nothing is written")
         return None
-    return f"{put(best.record)}: {best.candidate.edits[0]}, of the best {by} time"
+    return f"{put(best.record)}: {best.candidate.edits[0]}, of the best {origin} time"
 
 
 def _print_table(rows: Sequence[grid.TriedKernel], unedited_values: str) -> None:

@@ -78,14 +78,14 @@ class SmemTiles(MmaTiles):
         """Whether ldmatrix addresses of B advance by constants, like those of A."""
         return self._static_steps(self.along_k.b, 2 * MMA_N * self.warps[1], self._vectors_across[1])
 
-    def _static_steps(self, along: bool, rows: int, across: int) -> bool:
+    def _static_steps(self, along_k: bool, rows: int, vectors_across: int) -> bool:
         """Whether a step from one MMA to the next keeps the bits of an address that the swizzle reads.
 
-        If rows run along k, a step advances by ``rows`` rows. Otherwise rows have ``across`` vectors each, and a step
-        advances by the k of an MMA.
+        If rows run along k, a step advances by ``rows`` rows. Otherwise rows have ``vectors_across`` vectors each, and
+        a step advances by the k of an MMA.
         """
-        if not along:
-            return self.element.mma_k * across % self.swizzle_period == 0
+        if not along_k:
+            return self.element.mma_k * vectors_across % self.swizzle_period == 0
         vectors = self.k_step // self.element.vector
         return power_of_two(vectors) and rows * vectors % self.swizzle_period == 0
 
@@ -102,9 +102,9 @@ class SmemTiles(MmaTiles):
             lines=self._lines(self.along_k.a, self.bm) + self._lines(self.along_k.b, self.bn),
         )
 
-    def _lines(self, along: bool, extent: int) -> int:
+    def _lines(self, along_k: bool, extent: int) -> int:
         """Lines of the L2 that a k-step of an operand with this extent of the tile reads."""
-        rows, cols = (extent, self.k_step) if along else (self.k_step, extent)
+        rows, cols = (extent, self.k_step) if along_k else (self.k_step, extent)
         return rows * ceil_div(cols * self.element.bytes, LINE)
 
 

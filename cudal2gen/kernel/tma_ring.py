@@ -178,10 +178,10 @@ class TmaRing(Ring, Sm90Kernel):
         """Columns of a box of B, by the same rule."""
         return self._chunk(self.along_k.b, not self.swap_ab)
 
-    def _chunk(self, along: bool, on_columns: bool) -> int:
-        """Columns of a box of an operand. ``along``: whether its rows run along k; ``on_columns``: whether it is on the
-        column side of the instruction."""
-        return self.chunk_cols if on_columns and not along else self.element.chunk
+    def _chunk(self, along_k: bool, on_columns: bool) -> int:
+        """Columns of a box of an operand. ``along_k``: whether its rows run along k; ``on_columns``: whether it is on
+        the column side of the instruction."""
+        return self.chunk_cols if on_columns and not along_k else self.element.chunk
 
     @property
     def chunk_cols(self) -> int:
@@ -352,7 +352,7 @@ class TmaRing(Ring, Sm90Kernel):
         """The facts by which the launcher launches the kernel, with the boxes of its tensor maps."""
         # The CTAs that share a tile load equal parts of it, so a box has only a part of its rows. These number the
         # tile's m or n if they run along k, else its k.
-        along, (d_cols, d_rows) = self.along_k, self._box_d
+        along_k, (d_cols, d_rows) = self.along_k, self._box_d
         return Tma(
             **self.launch_facts,
             reduce="none" if self.summed_in == "stream" else self.summed_in,
@@ -362,9 +362,9 @@ class TmaRing(Ring, Sm90Kernel):
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
             box_a_cols=self.chunk_a,
-            box_a_rows=(self.part_a // self.boxes_a if along.a else self.bk) // self.sharers_a,
+            box_a_rows=(self.part_a // self.boxes_a if along_k.a else self.bk) // self.sharers_a,
             box_b_cols=self.chunk_b,
-            box_b_rows=(self.panel_b // self.boxes_b if along.b else self.bk) // self.sharers_b,
+            box_b_rows=(self.panel_b // self.boxes_b if along_k.b else self.bk) // self.sharers_b,
             box_d_cols=d_cols,
             box_d_rows=d_rows,
             box_d_rest_cols=self.store_rest if self.stores_tiles == "tma" else 0,

@@ -92,7 +92,7 @@ def native_call(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Req
 
 def _third(request: Request, bias: int) -> int:
     """The kind of a call's third operand (``OUT``, ``NONE``, ..); ``bias``: the kind if it is a bias."""
-    return OUT if request.into else NONE if request.fusion == PLAIN else bias
+    return OUT if request.has_out else NONE if request.fusion == PLAIN else bias
 
 
 def native_by_torch(request: Request) -> NativeCall | None:
@@ -103,7 +103,7 @@ def native_by_torch(request: Request) -> NativeCall | None:
     operator = _OPERATORS.get(request.by_torch)
     if operator is None or not (NATIVE.connected and on_gpu(request)):
         return None
-    return NativeCall(request.by_torch, TorchCall(operator, "out" if request.into else ""), _third(request, BIAS))
+    return NativeCall(request.by_torch, TorchCall(operator, "out" if request.has_out else ""), _third(request, BIAS))
 
 
 def on_gpu(request: Request) -> bool:

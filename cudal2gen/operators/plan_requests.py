@@ -63,7 +63,7 @@ class Request(NamedTuple):
     - ``fusion``: what a kernel may apply to the sums; ``finish`` does the same by torch, from a plain kernel's D and
       the bias.
     - ``pair``: whether the caller has two weights of a gate, and B is their interleaved copy.
-    - ``into``: whether the caller gives a tensor for D.
+    - ``has_out``: whether the caller gives a tensor for D.
     - ``invariance``: the level of batch invariance (``check_modes``).
     """
 
@@ -78,7 +78,7 @@ class Request(NamedTuple):
     fusion: Fusion = PLAIN
     finish: Finish | None = None
     pair: bool = False
-    into: bool = False
+    has_out: bool = False
     invariance: int = FREE
 
     def with_invariance(self, invariance: int) -> Request:
@@ -235,7 +235,7 @@ def request_matmul(
 ) -> Request:
     """The request of ``torch.matmul(a, b)``: a batch of products, or one product if all rows of A share B."""
     request = product(facts(a), facts(b), acc, None if out is None else facts(out), out_dtype)
-    return request if out is None else request._replace(into=True)
+    return request if out is None else request._replace(has_out=True)
 
 
 def product(
@@ -254,8 +254,8 @@ def product(
     elif batch and (folded := _folded(a_strides, b_strides, d_strides, batch, sizes)) is not None:
         extents, a_strides, d_strides = folded
     elif batch:
-        even, obstacle = plan_batches.strided_batch(batch, a_strides, b_strides, d_strides)
-        spacing = even or spacing
+        strided, obstacle = plan_batches.strided_batch(batch, a_strides, b_strides, d_strides)
+        spacing = strided or spacing
     if out is not None and not plan_batches.are_distinct(out.shape, out.strides):
         obstacle = "elements of out that may lie in one place"
     as_a = stored_operand(a, extents.m, extents.k, a_strides, spacing.a)

@@ -130,7 +130,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
 
     defaults = [argument.default_value for argument in overload._schema.arguments]
 
-    def below(*arguments: Any) -> Any:
+    def without_autograd(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*arguments)
 
@@ -138,7 +138,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         # Both modes are off within an autograd Function. The next level of nested transforms needs them; below autograd
         # they have no effect.
         with torch.enable_grad(), _set_fwd_grad_enabled(True):
-            return below(*arguments)
+            return without_autograd(*arguments)
 
     class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
         """A derivative for one level of transforms, like functorch's own derivatives."""
@@ -159,7 +159,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         if differentiable:
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])
-        return below(*arguments)
+        return without_autograd(*arguments)
 
     return run
 

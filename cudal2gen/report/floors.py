@@ -54,9 +54,9 @@ def by_problem(group: Group, predictions: Sequence[Prediction]) -> Table:
     rows = []
     for measurement, us, modelled in predictions:
         floor = group.floor_us(measurement)
-        over = f"{ratio_text(us / floor)}{': faster than the card can be' if us < floor else ''}"
+        ratio_cell = f"{ratio_text(us / floor)}{': faster than the card can be' if us < floor else ''}"
         model_cells = (microseconds(modelled), ratio_text(us / modelled)) if modelled else ("—", "—")
-        rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *model_cells)))
+        rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), ratio_cell, *model_cells)))
     return Table(
         "Beside the card's floor (FLOP at peak, bytes at full bandwidth, an empty kernel) and the timing model",
         COLUMNS,
@@ -71,17 +71,17 @@ def by_class(group: Group, predictions: Sequence[Prediction]) -> Table | None:
     """
     rows = []
     for size_class in group.size_classes:
-        both = [
+        pairs = [
             (prediction.measured_us, prediction.modelled_us)
             for prediction in predictions
             if prediction.modelled_us and prediction.measurement.problem.size_class == size_class
         ]
-        if both:
-            ratios = [measured / modelled for measured, modelled in both]
+        if pairs:
+            ratios = [measured / modelled for measured, modelled in pairs]
             low, high = (quantiles(ratios, n=10)[end] for end in (0, -1)) if len(ratios) > 1 else ratios * 2
-            correlation = spearman([measured for measured, _ in both], [modelled for _, modelled in both])
+            correlation = spearman([measured for measured, _ in pairs], [modelled for _, modelled in pairs])
             cells = (ratio_text(median(ratios)), f"{ratio_text(low)} to {ratio_text(high)}")
-            rows.append((size_class, str(len(both)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
+            rows.append((size_class, str(len(pairs)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
     if not rows:
         return None
     return Table(

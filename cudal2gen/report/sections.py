@@ -91,8 +91,8 @@ def overview(groups: Sequence[Group], empty_text: str) -> Section:
 
 def _of_all(summary: Summary, group: Group) -> str:
     """The number of problems behind a figure, such as "98 of 100" if some of the group's lack it."""
-    every = len(group.measurements)
-    return str(every) if summary.shapes == every else f"{summary.shapes} of {every}"
+    total = len(group.measurements)
+    return str(total) if summary.shapes == total else f"{summary.shapes} of {total}"
 
 
 def _mixed(group: Group) -> str:

@@ -85,12 +85,12 @@ def end_of(path: Path, start: LineStart = START) -> LineStart:
 
 
 def read(
-    adapter: TypeAdapter[T], path: Path, start: LineStart = START, end: LineStart | None = None, *, about: bytes = b""
+    adapter: TypeAdapter[T], path: Path, start: LineStart = START, end: LineStart | None = None, *, part: bytes = b""
 ) -> Iterator[tuple[int, T]]:  # fmt: skip
     """Yields the rows of a file between ``start`` and ``end``, each with its line number. A missing file has no rows.
 
     A line that is damaged or is not such a row is skipped; warnings follow after the last row. Lines that do not
-    contain the bytes ``about`` are skipped silently and without parsing. Raises WrongInput if the file cannot be read.
+    contain the bytes ``part`` are skipped silently and without parsing. Raises WrongInput if the file cannot be read.
     """
     if not path.exists():
         return
@@ -99,7 +99,7 @@ def read(
         file.seek(start.bytes)
         lines = file if end is None else islice(file, end.lines - start.lines)
         for number, line in enumerate(lines, start.lines + 1):
-            if about not in line:
+            if part not in line:
                 continue
             try:
                 row = adapter.validate_python(parse_json(line))
@@ -135,7 +135,7 @@ def rulings(path: Path | None = None) -> list[Ruling]:
 def verdict(digest: str, on: str, path: Path | None = None) -> Verdict | None:
     """The last verdict on one binary, or None. Lines that do not contain its digest are not parsed."""
     name = digest.encode()
-    rows = [row for _, row in read(TypeAdapter(Verdict), path or store(), about=name)]
+    rows = [row for _, row in read(TypeAdapter(Verdict), path or store(), part=name)]
     return next((row for row in reversed(rows) if (row.digest, row.on) == (digest, on)), None)
 
 

@@ -68,8 +68,8 @@ class Note:
         """Words that say how closely the note's scope matches the problem, which decides its ``rank``."""
         gpu = "of this GPU" if problem.gpu in self.gpus else "of this architecture" if self.gpus else "of any GPU"
         sizes = f"{problem.size_class} problems" if self.classes else "problems of any size"
-        apart = f", its sizes {self._distance(problem):.1f} doublings away" if self.problem else ""
-        return f"{gpu}, {sizes}{apart}"
+        distance = f", its sizes {self._distance(problem):.1f} doublings away" if self.problem else ""
+        return f"{gpu}, {sizes}{distance}"
 
     def rank(self, problem: Problem) -> tuple[float, ...]:
         """A sort key, smaller for more specific notes: of this GPU, of this size class, of near sizes."""

@@ -97,8 +97,8 @@ class BoxMachine(RoleMachine):
             raise NotCertified("a copy to shared memory that is not the producer's")
         if track.filling is None or (track.expected is None and pipeline.leads):
             raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
-        box, matrix = self._box(address, self.every)
-        ranks, bar = self.cluster_places(delivery.bar_address, self.every)
+        box, matrix = self._box(address, self.all_lanes)
+        ranks, bar = self.cluster_places(delivery.bar_address, self.all_lanes)
         # Where a box goes to several pairs, its bytes count in each at the mbarrier of the leader.
         if ranks[0] != pipeline.leader:
             raise NotCertified("bytes count at the mbarrier of a CTA that does not wait for them")

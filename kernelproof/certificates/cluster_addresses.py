@@ -76,7 +76,7 @@ class ClusterAddresses(Machine):
 
     def peers(self, address: Any) -> tuple[Lanes, Lanes]:
         """Like ``cluster_places``, for all lanes. Raises NotCertified if an address lies outside of the cluster."""
-        ranks, places = self.cluster_places(address, self.every)
+        ranks, places = self.cluster_places(address, self.all_lanes)
         if (ranks >= self.ranks).any():
             raise NotCertified(f"an address in CTA {int(ranks.max())} of a cluster of {self.ranks}")
         return ranks, places

@@ -204,7 +204,7 @@ class ClusterSumMachine(ThreadMachine):
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
         """A lane stores a sum of all slices to its element of D. Refused unless the element is the sum's own, and
         stored once."""
-        matrix, place = self._elements_at(address, d.width, True, self.every)
+        matrix, place = self._elements_at(address, d.width, True, self.all_lanes)
         target, tile = self.kinds[place.one_kind], self.contract.tile
         assert tile is not None
         row, col = self._place(value, 0)

@@ -22,16 +22,16 @@ from kernelproof.certificates.sieve import Sieve
 class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
     of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``asks``: whether
-    the solver is asked where bounds do not decide. ``private``: names that tell threads apart. ``above``: (polynomial,
-    number of low bits, number of all bits) -> the name of what is above the low ones."""
+    the solver is asked where bounds do not decide. ``private``: names that tell threads apart. ``names_of_high_bits``:
+    (polynomial, number of low bits, number of all bits) -> the name of the number without its low bits."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     by_lane: list[Polynomial] = field(default_factory=list)
     asks: bool = True
     private: frozenset[str] = frozenset()
-    above: dict[object, str] = field(default_factory=dict)
+    names_of_high_bits: dict[object, str] = field(default_factory=dict)
     _sieved: tuple[list[Polynomial], Sieve, Sieve] | None = None
-    _times: dict[object, tuple[list[Polynomial], Sieve, list[Polynomial]]] = field(default_factory=dict)
+    _scaled_facts: dict[object, tuple[list[Polynomial], Sieve, list[Polynomial]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Facts, *assumed: Polynomial) -> OpenFacts:
@@ -78,7 +78,7 @@ class OpenFacts(Facts):
     def _sieves(self) -> tuple[Sieve, Sieve]:
         """Sieves of what is assumed, and of that with sums of two facts."""
         if self._sieved is None or self._sieved[0] is not self.assumed:
-            single = Sieve(self.assumed, self._far)
+            single = Sieve(self.assumed, self._bounds_of)
             self._sieved = self.assumed, single, single.with_sums()
         return self._sieved[1:]
 
@@ -98,13 +98,13 @@ class OpenFacts(Facts):
         linear = [each for each in assumed if all(len(monomial) < 2 for monomial in each.terms)]
         for name in dict.fromkeys(value.names()) if linear else ():
             key = name, tuple(map(id, linear))
-            if key not in self._times:
+            if key not in self._scaled_facts:
                 rows = [each * Polynomial.named(name) for each in linear]
-                self._times[key] = rows, Sieve(rows, self._far), linear
-            rows, sieve, _ = self._times[key]
+                self._scaled_facts[key] = rows, Sieve(rows, self._bounds_of), linear
+            rows, sieve, _ = self._scaled_facts[key]
             yield from (value - rows[number] for number in sieve.below(value))
 
-    def _far(self, monomial: Monomial) -> tuple[int, int]:
+    def _bounds_of(self, monomial: Monomial) -> tuple[int, int]:
         """Bounds of a product of names. An upper bound that is not known is replaced by a number that outweighs every
         other term."""
         least, most = self._monomial(monomial)
@@ -120,7 +120,7 @@ class OpenFacts(Facts):
                     return super().interval(value)
                 own = coefficient
                 continue
-            least, far = self._far(monomial) if monomial else (1, 1)
+            least, far = self._bounds_of(monomial) if monomial else (1, 1)
             a, b = (least, far) if coefficient > 0 else (far, least)
             low, high = low + int(coefficient) * a, high + int(coefficient) * b
         return (
@@ -133,7 +133,7 @@ class OpenFacts(Facts):
         number is the same in all threads."""
         if self.private & {*number.names()}:
             raise NotCertified(f"bits of {number} are not known")
-        name = self.above.setdefault((number.key, low, bits), f"above_{len(self.above)}")
+        name = self.names_of_high_bits.setdefault((number.key, low, bits), f"above_{len(self.names_of_high_bits)}")
         self.bounds[(name,)] = (0, (1 << (bits - low)) - 1)
         return Polynomial.named(name)
 
@@ -290,9 +290,9 @@ class Condition:
 
     def known(self) -> Lanes:
         """For each lane (or once for all) whether the condition holds: 1 yes, 0 no, -1 not known."""
-        return self._together([atom.known(self.facts) for atom in self.atoms])
+        return self._joined([atom.known(self.facts) for atom in self.atoms])
 
-    def _together(self, answers: list[Lanes]) -> Lanes:
+    def _joined(self, answers: list[Lanes]) -> Lanes:
         """The answer for the condition, by those for its atoms."""
         out = answers[0]
         for each in answers[1:]:
@@ -304,7 +304,7 @@ class Condition:
         """The condition, or its truth in each lane (or once for all) if that is known by now. Atoms that hold in every
         lane, or with ``any`` in none, are left out."""
         answers = [atom.known(self.facts) for atom in self.atoms]
-        known = self._together(answers)
+        known = self._joined(answers)
         if (known != -1).all():
             return known == 1
         left = [atom for atom, answer in zip(self.atoms, answers, strict=True) if (answer != int(not self.any)).any()]

@@ -93,10 +93,10 @@ def _proof_indices(contract: KernelContract, name: str) -> tuple[str, ...]:
     """The indices of an operand in the order of the proof, A(i,k), B(j,k) and D(i,j), however it is stored."""
     meaning = contract.meaning
     indices = meaning.indices[name]
-    across = len(indices) == 2 and (
+    is_reversed = len(indices) == 2 and (
         indices[0] == meaning.summed or (name == "D" and indices[0] not in meaning.indices["A"])
     )
-    return indices[::-1] if across else indices
+    return indices[::-1] if is_reversed else indices
 
 
 def _fitting_sizes(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | None:

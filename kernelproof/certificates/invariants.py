@@ -146,8 +146,8 @@ class Turns:
             )
             if not match[x.kinds != 0].all():
                 raise NotCertified("shared memory does not hold what turn after turn suggests")
-        for mine, its in ((x.writer, y.writer), (x.reader, y.reader)):
-            if ((its != mine) & (mine != SEVERAL) & (its != NOBODY)).any():
+        for stated, found in ((x.writer, y.writer), (x.reader, y.reader)):
+            if ((found != stated) & (stated != SEVERAL) & (found != NOBODY)).any():
                 raise NotCertified("accesses to shared memory since the last barrier differ from turn to turn")
         same_groups = len(x.groups) == len(y.groups) and all(map(np.array_equal, x.groups, y.groups))
         if not same_groups or x.open or y.open or (x.pending != y.pending).any():

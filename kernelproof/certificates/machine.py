@@ -62,7 +62,7 @@ class Machine(GlobalPlaces):
     def __init__(self, program: Program, contract: Contract, kinds: Kinds) -> None:
         self.program, self.contract, self.kinds = program, contract, kinds
         self.facts, self.lanes = contract.facts, contract.lanes
-        self.every = np.arange(self.lanes)
+        self.all_lanes = np.arange(self.lanes)
         self.memory = SharedMemory(contract.shared_bytes + program.layout.shared_static, WINDOW_START)
         output = contract.type_of("D")
         operands = contract.type_of("A")
@@ -248,7 +248,7 @@ class Machine(GlobalPlaces):
     def active(self, m: Mask) -> Lanes | None:
         """The lanes that execute an instruction; None for none."""
         if m is None:
-            return self.every
+            return self.all_lanes
         mask = np.asarray(m)
         if mask.dtype != bool:
             raise NotCertified("a predicate that is not known")
@@ -283,7 +283,7 @@ class Machine(GlobalPlaces):
         numbers = {"%laneid": (1, WARP), "%tid.x": (1, x), "%tid.y": (x, y), "%tid.z": (x * y, self.lanes)}
         if name in numbers:
             step, count = numbers[name]
-            return (self.every // step % count).astype("u4")
+            return (self.all_lanes // step % count).astype("u4")
         return self._special(name)
 
     def _special(self, name: str) -> Word:
@@ -306,7 +306,7 @@ class Machine(GlobalPlaces):
         cells, kind = self._register_of(place, lanes), self.kinds[place.one_kind]
         if self.contract.is_product or kind is None:
             return cells
-        return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
+        return Terms.of_elements(cells, kind, np.isin(self.all_lanes, lanes), self.contract.step)
 
     def global_store(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
         """st.global of complete sums to D, or of partial sums to the workspace."""
@@ -487,7 +487,7 @@ class Machine(GlobalPlaces):
         # Lanes 8 i to 8 i + 7 of a warp have the addresses of the 8 rows of its matrix i. Shape (warps, matrices,
         # rows, columns).
         warps = self.lanes // WARP
-        lanes = self.every[self.every % WARP < 8 * matrices]
+        lanes = self.all_lanes[self.all_lanes % WARP < 8 * matrices]
         at = self.shared_places(address, 16, lanes, site).reshape(warps, matrices, 8, 8)
         if transpose:
             at = at.transpose(0, 1, 3, 2)

@@ -147,8 +147,8 @@ def _name(kernels: list[str], name: str) -> str:
     named = [each for each in kernels if not name or name in (each, plain_name(each))]
     if len(named) == 1:
         return named[0]
-    there = f"{', '.join(named)}; name one of them" if named else ", ".join(map(plain_name, kernels)) or "no kernel"
-    raise WrongInput(f"kernel={brief(printable(name))!r}: the file has {there}")
+    found = f"{', '.join(named)}; name one of them" if named else ", ".join(map(plain_name, kernels)) or "no kernel"
+    raise WrongInput(f"kernel={brief(printable(name))!r}: the file has {found}")
 
 
 def _is_of_cluster(ins: Instr) -> bool:

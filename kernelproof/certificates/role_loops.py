@@ -32,7 +32,8 @@ def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]
 def exits_of(program: Program, head: int) -> list[int]:
     """The blocks outside of a loop to which the loop branches."""
     body = program.loops[head]
-    return sorted({to for block in body for to in program.blocks[block].targets if to not in body})
+    targets = {target for block in body for target in program.blocks[block].targets}
+    return sorted(targets - body)
 
 
 def after_items(program: Program, items: int) -> int:
@@ -93,7 +94,10 @@ def block_after_waits(program: Program, exits: list[int]) -> int:
         if head in following and spins(program, head)
     ]  # fmt: skip
     after = [exits_of(program, head) for head in heads]
-    last = [to[0] for to in after if len(to) == 1 and not set(heads) & reachable(program.blocks, to)]
+    last = [
+        targets[0] for targets in after
+        if len(targets) == 1 and not set(heads) & reachable(program.blocks, targets)
+    ]  # fmt: skip
     if len(last) != 1:
         raise NotCertified("a consumer without one last wait for the sums of its cluster")
     return last[0]

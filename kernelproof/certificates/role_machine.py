@@ -83,9 +83,9 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         """Run both sides of a branch to the block at which they meet. Raises Split if there is none, or if a side has a
         loop: then the sides are different roles."""
         node, join = self.program.blocks[block], self.program.joins[block]
-        apart = reachable(self.program.blocks, node.targets, join)
+        side_blocks = reachable(self.program.blocks, node.targets, join)
         loops = [body for body in self.program.loops.values() if block not in body]
-        if join is None or any(at in body for at in apart for body in loops):
+        if join is None or any(at in body for at in side_blocks for body in loops):
             if self.scope["m"] is not None:
                 raise NotCertified("threads of a warp go different ways twice")
             raise Split(registers, [(node.targets[0], taken), (node.targets[1], ~taken)])

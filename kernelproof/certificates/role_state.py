@@ -120,7 +120,7 @@ class Track:
 
         ``unmet`` may be true of the other track alone, which then claims less.
         """
-        mine, its = self.held or {}, other.held or {}
+        held, other_held = self.held or {}, other.held or {}
         return (
             (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
             == (other.position, other.filling, other.arrived, other.reading, other.opened, other.ordered, other.handed)
@@ -128,8 +128,8 @@ class Track:
             and self.tensor.alike(other.tensor)
             and self.unmet <= other.unmet
             and self.step.equals(other.step)
-            and list(mine) == list(its)
-            and all(mine[stage].equals(its[stage]) for stage in mine)
+            and list(held) == list(other_held)
+            and all(held[stage].equals(other_held[stage]) for stage in held)
         )
 
 

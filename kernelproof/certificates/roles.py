@@ -322,14 +322,16 @@ class Role(ItemRole):
             if after is None or after.block != self.head:
                 raise NotCertified("the main loop ends before its last iteration")
             state = after
-        both = guess(first, state, self._compared_registers(self.head), self.variable, self.kinds)
-        steps = [*both.kinds.values(), *(step for word in both.words.values() for step in word.values())]
+        whole_round = guess(first, state, self._compared_registers(self.head), self.variable, self.kinds)
+        steps = [*whole_round.kinds.values(), *(step for word in whole_round.words.values() for step in word.values())]
         if any(step % round_ for step in steps):
             raise NotCertified("two rounds of the ring do not consist of iterations that are alike")
-        return both.model_copy(
+        return whole_round.model_copy(
             update={
-                "words": {name: {x: step // round_ for x, step in word.items()} for name, word in both.words.items()},
-                "kinds": {text: step // round_ for text, step in both.kinds.items()},
+                "words": {
+                    name: {x: step // round_ for x, step in word.items()} for name, word in whole_round.words.items()
+                },
+                "kinds": {text: step // round_ for text, step in whole_round.kinds.items()},
             }
         )
 

@@ -184,15 +184,15 @@ def _with_facts(registers: Registers, facts: OpenFacts) -> Registers:
 def _deliver(reached: list[Reached], sums: list[ClusterSums]) -> None:
     """Note at every CTA of a cluster what comes to it. Raises NotCertified unless its mbarrier counts these bytes, and
     they come to shared memory that the CTA uses for nothing else."""
-    for each, mine in zip(reached, sums, strict=True):
-        mine.expected = each.expected
+    for each, coming in zip(reached, sums, strict=True):
+        coming.expected = each.expected
     for rank, each in enumerate(reached):
         for sending in each.sendings:
-            to = reached[sending.sent.rank]
-            if sending.signal != to.mbarrier_address:
+            receiver = reached[sending.sent.rank]
+            if sending.signal != receiver.mbarrier_address:
                 raise NotCertified("bytes of sums count at what is not the mbarrier of the CTA to which they go")
-            if to.used[sending.elements].any():
+            if receiver.used[sending.elements].any():
                 raise NotCertified("a sum is sent to shared memory that its CTA uses otherwise")
             sums[sending.sent.rank].receive(rank, sending.sent)
-    for mine in sums:
-        mine.check()
+    for coming in sums:
+        coming.check()

@@ -180,7 +180,7 @@ class SumMachine(ThreadMachine):
 
     def check_counter(self, address: Any) -> None:
         """Raise NotCertified unless an address is that of the tile's counter."""
-        number = self.counter(address, self.every)
+        number = self.counter(address, self.all_lanes)
         if not number.equals(self.share.tile):
             raise NotCertified(f"the counter of tile {number}, not of the group's tile")
 
@@ -196,18 +196,18 @@ class SumMachine(ThreadMachine):
             for ins in self.program.blocks[block].all()
         ):
             raise NotCertified("between two looks at a counter, a thread does more than to compute")
-        (after,) = {to for to in self.program.blocks[block].targets if to != block}
-        mine: Registers = registers
+        (after,) = {target for target in self.program.blocks[block].targets if target != block}
+        changed: Registers = registers
         for value, complete, assumed in self._counted():
             with self.facts.side(at_least(self.facts, *assumed)):
                 self.counter_value = value
                 try:
-                    following = self._step(block, mine := dict(registers))
+                    following = self._step(block, changed := dict(registers))
                 finally:
                     self.counter_value = None
             if following != (after if complete else block):
                 raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value} is counted")
-        written = {name for name in mine if mine[name] is not registers.get(name)}
+        written = {name for name in changed if changed[name] is not registers.get(name)}
         progress.waited = True
         return after, registers | dict.fromkeys(written, UNKNOWN)
 
@@ -297,7 +297,7 @@ class SumMachine(ThreadMachine):
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
             raise NotCertified("partial sums are loaded through the read-only path")
-        matrix, place = self._elements_at(address, size, False, self.every)
+        matrix, place = self._elements_at(address, size, False, self.all_lanes)
         kind = self.kinds[place.one_kind]
         if matrix.name != PARTIALS or kind is None:
             raise NotCertified("a load of what are no partial sums")
@@ -320,7 +320,7 @@ class SumMachine(ThreadMachine):
 
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
         """As in the base class. The sum must also be of a vector of the iteration and of the share."""
-        matrix, place = self._elements_at(address, d.width, True, self.every)
+        matrix, place = self._elements_at(address, d.width, True, self.all_lanes)
         target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
         if matrix.name != d.name or target is None or kind is None or kind.source not in (SLAB, TURNED):
             raise NotCertified("what is stored to D is not a sum over all slices")

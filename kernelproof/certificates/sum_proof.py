@@ -182,8 +182,8 @@ class SumProof:
         for of_threads in zip(*ways, strict=True):
             for block in set[int]().union(*(way.taken for way in of_threads)):
                 join = self.program.joins[block]
-                apart = any(way.taken.get(block) != of_threads[0].taken.get(block) for way in of_threads)
-                if apart and (join is None or collective & set(reachable(blocks, blocks[block].targets, join))):
+                differs = any(way.taken.get(block) != of_threads[0].taken.get(block) for way in of_threads)
+                if differs and (join is None or collective & set(reachable(blocks, blocks[block].targets, join))):
                     raise NotCertified("threads of a group do not meet, or exchange sums, together")
             if of_threads[0].agreed != of_threads[1].agreed:
                 raise NotCertified("lanes of a warp exchange sums of different vectors")

@@ -95,7 +95,7 @@ class TensorMachine(TensorProducts):
     def load_address(self, address: Any, size: int, m: Mask, site: int, *_: int) -> Word:
         """ld.shared of the address of tensor memory, after a barrier of the CTA."""
         self._together(m)
-        places = self.shared_places(address, size, self.every, site)
+        places = self.shared_places(address, size, self.all_lanes, site)
         if size != WORD or (places != self.protocol.tensor.word).any() or not self.track.published:
             raise NotCertified("a load from shared memory that is not of the published address of tensor memory")
         self.facts.bounds.setdefault((BASE,), (0, COLUMNS))

@@ -117,9 +117,9 @@ class TensorTrack:
         return replace(self, sums=sums)
 
     def alike(self, other: TensorTrack) -> bool:
-        """Whether a role is as far as another one."""
-        mine, its = ([(x.first, x.end, x.summed.key, x.shape) for x in each.sums] for each in (self, other))
-        return replace(self, sums=()) == replace(other, sums=()) and mine == its
+        """Whether a role has done as much in tensor memory as in the state ``other``."""
+        own_sums, other_sums = ([(x.first, x.end, x.summed.key, x.shape) for x in each.sums] for each in (self, other))
+        return replace(self, sums=()) == replace(other, sums=()) and own_sums == other_sums
 
 
 @dataclass

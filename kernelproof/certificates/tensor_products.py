@@ -114,13 +114,13 @@ class TensorProducts(WarpgroupMachine):
                 raise NotCertified(f"the sums of a product begin in lane {lane} of tensor memory")
         return lane, first
 
-    def _part(self, peer: Protocol, descriptors: Any, rows: int, along: bool) -> Operand:
+    def _part(self, peer: Protocol, descriptors: Any, rows: int, rows_contiguous: bool) -> Operand:
         """The part of an operand that one CTA has, in a stage that was waited for."""
         (descriptor,) = self._bits(descriptors)
         fields, fault = strides(int(descriptor) & (1 << 64) - 1)
         if fields is None:
             raise NotCertified(f"a descriptor of shared memory: {fault}")
-        return self._held(peer, fields, rows, along)
+        return self._held(peer, fields, rows, rows_contiguous)
 
     def _one_kind(self, parts: list[Operand]) -> Kind:
         """The kind that the parts of an operand have in common, up to constants."""
@@ -145,7 +145,7 @@ class TensorProducts(WarpgroupMachine):
         those of the item's sums."""
         self._check_issuer(cta_group, m)
         track, protocol = self.track, self.protocol
-        owners, places = self.cluster_places(address, self.every)
+        owners, places = self.cluster_places(address, self.all_lanes)
         at = int(places[0])
         if owners[0] != self.pipeline.rank:
             raise NotCertified("a commit names an mbarrier of another CTA")
@@ -183,11 +183,11 @@ class TensorProducts(WarpgroupMachine):
 
     # --- operands
 
-    def _held(self, peer: Protocol, fields: Strides, rows: int, along: bool) -> Operand:
+    def _held(self, peer: Protocol, fields: Strides, rows: int, rows_contiguous: bool) -> Operand:
         """The operand in a CTA's shared memory, in a stage that the multiplier holds."""
-        key = fields, rows, along
+        key = fields, rows, rows_contiguous
         if key not in peer.operands:
-            peer.operands[key] = self.named_by(peer, fields, rows, along)
+            peer.operands[key] = self.named_by(peer, fields, rows, rows_contiguous)
         stage, kind, places, steps = peer.operands[key]
         held = self.track.held or {}
         if stage not in held:

@@ -84,8 +84,8 @@ class WarpgroupMachine(SumSender):
         self._whole_warpgroups(m)
         self._check_form(form)
         left, right = (
-            self._operands(value, rows, along)
-            for value, rows, along in ((a, ROWS, form.m_major_a), (b, form.n, form.n_major_b))
+            self._operands(value, rows, rows_contiguous)
+            for value, rows, rows_contiguous in ((a, ROWS, form.m_major_a), (b, form.n, form.n_major_b))
         )
         rows, cols = (self.kinds[each[0].number] for each in (left, right))
         if rows is None or cols is None or {rows.source, cols.source} != {"A", "B"}:
@@ -127,12 +127,12 @@ class WarpgroupMachine(SumSender):
 
     # --- operands
 
-    def _operands(self, descriptors: Any, rows: int, along: bool) -> list[Operand]:
+    def _operands(self, descriptors: Any, rows: int, rows_contiguous: bool) -> list[Operand]:
         """The operand of each warpgroup; all have one kind and the same k."""
         numbers = np.broadcast_to(self._bits(descriptors), (self.lanes,)).reshape(-1, WARPGROUP)
         if (numbers != numbers[:, :1]).any():
             raise NotCertified("the threads of a warpgroup have different descriptors of one operand")
-        operands = [self._operand(int(each) & (1 << 64) - 1, rows, along) for each in numbers[:, 0]]
+        operands = [self._operand(int(each) & (1 << 64) - 1, rows, rows_contiguous) for each in numbers[:, 0]]
         first = operands[0]
         if any(each.number != first.number or each.steps != first.steps for each in operands):
             raise NotCertified("the operands of warpgroups that share a tile differ by more than their rows")
@@ -148,12 +148,12 @@ class WarpgroupMachine(SumSender):
             raise NotCertified("a descriptor of a wgmma depends on the problem")
         return number.astype(np.int64)
 
-    def _operand(self, descriptor: int, rows: int, along: bool) -> Operand:
+    def _operand(self, descriptor: int, rows: int, rows_contiguous: bool) -> Operand:
         """The operand that a descriptor names, which must lie in a stage that the role holds."""
         track, protocol = self.track, self.protocol
         if descriptor & ~_FIELDS:
             raise NotCertified(f"a descriptor of a wgmma has bits {descriptor & ~_FIELDS:#x} beside its fields")
-        key = strides(descriptor), rows, along
+        key = strides(descriptor), rows, rows_contiguous
         if key not in protocol.operands:
             protocol.operands[key] = self.named_by(protocol, *key)
         stage, kind, places, steps = protocol.operands[key]
@@ -163,15 +163,15 @@ class WarpgroupMachine(SumSender):
         track.opened |= {stage}
         return Operand(self._contents(held[stage])(kind), places, steps)
 
-    def named_by(self, protocol: Protocol, fields: Strides, rows: int, along: bool) -> StageOperand:
+    def named_by(self, protocol: Protocol, fields: Strides, rows: int, rows_contiguous: bool) -> StageOperand:
         """The operand in a CTA's shared memory that the fields of a descriptor name, found by what producers load to
         these places of the ring."""
-        named = pattern(fields, rows, along)
+        named = pattern(fields, rows, rows_contiguous)
         if named.low < 0 or named.high > self.memory.bytes:
             raise NotCertified(f"a product reads bytes {named.low} to {named.high} of {self.memory.bytes}")
         at = named.offsets[:, None] // ELEMENT + np.arange(_VECTOR // ELEMENT)
-        # A pattern lists the 16 k of each row; if rows are contiguous (``along``), the rows of each k.
-        at = at.reshape(16, rows).T if along else at.reshape(rows, 16)
+        # A pattern lists the 16 k of each row; if rows are contiguous, the rows of each k.
+        at = at.reshape(16, rows).T if rows_contiguous else at.reshape(rows, 16)
         owners, kinds, places, steps = (x[at] for x in (protocol.owner, protocol.kinds, protocol.rows, protocol.cols))
         if (owners != owners.flat[0]).any() or (kinds != kinds.flat[0]).any() or owners.flat[0] < FIRST_STAGE:
             raise NotCertified("a product reads what is not one operand of one stage")

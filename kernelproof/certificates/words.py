@@ -121,8 +121,8 @@ class Word:
 
     def __lshift__(self, count: Operand) -> Word:
         poly = self.poly.scaled(1 << _shift_count(count))
-        if isinstance(self.facts, OpenFacts) and self.facts.above:
-            names = {(name,) for name in self.facts.above.values()}
+        if isinstance(self.facts, OpenFacts) and self.facts.names_of_high_bits:
+            names = {(name,) for name in self.facts.names_of_high_bits.values()}
             # Multiples of 2^bits do not change the word.
             gone = {x for x in names & poly.terms.keys() if not np.any(np.asarray(poly.terms[x]) % (1 << self.bits))}
             poly = Polynomial({x: c for x, c in poly.terms.items() if x not in gone})
@@ -175,9 +175,9 @@ class Word:
             return other._bitwise(self, operation) if self.poly.is_constant else self._disjoint(other, operation)
         if self.poly.is_constant:
             kind = f"i{self.bits // 8}"
-            mine = np.atleast_1d(np.asarray(self.poly.constant, np.int64)).astype(kind)
-            its = np.asarray(other).astype(np.uint64).astype(kind)
-            return np.asarray(operation(mine, its)).view(f"u{kind[1:]}")
+            own = np.atleast_1d(np.asarray(self.poly.constant, np.int64)).astype(kind)
+            given = np.asarray(other).astype(np.uint64).astype(kind)
+            return np.asarray(operation(own, given)).view(f"u{kind[1:]}")
         count = min(self.low_bits(), self.bits)
         low_mask = (1 << count) - 1
         known = np.asarray(self.poly.constant) & low_mask
@@ -268,8 +268,8 @@ class Word:
 
     def _compare(self, other: Operand, swap: bool, strict: bool) -> Any:
         """The comparison self < other if ``strict``, else self <= other; with ``swap``, > and >=."""
-        mine, its = self.number(), self._as_number(other)
-        gap = (mine - its) if swap else (its - mine)
+        left, right = self.number(), self._as_number(other)
+        gap = (left - right) if swap else (right - left)
         return decided(gap - 1 if strict else gap, self.facts)
 
     def _as_number(self, other: Operand) -> Polynomial:
@@ -296,10 +296,10 @@ class Word:
         return self._compare(other, True, False)
 
     def __eq__(self, other: object) -> Any:
-        mine, its = (Word(polynomial(x, self.bits), self.bits, self.facts, True).number() for x in (self, other))
-        gap = mine - its
-        above = decided(gap, self.facts)
-        return above & decided(-gap, self.facts)
+        left, right = (Word(polynomial(x, self.bits), self.bits, self.facts, True).number() for x in (self, other))
+        gap = left - right
+        at_least = decided(gap, self.facts)
+        return at_least & decided(-gap, self.facts)
 
     def __ne__(self, other: object) -> Any:
         return ~(self == other)

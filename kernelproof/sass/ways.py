@@ -61,15 +61,15 @@ class Ways:
         not dominate its header; in a persistent kernel they belong to the innermost loop around it (over tiles).
         """
         graph, inside = self.graph, loop.blocks
-        outer = [other for other in graph.loops if inside < other.blocks]
-        around = min(outer, key=lambda other: len(other.blocks), default=None)
+        outer_loops = [other for other in graph.loops if inside < other.blocks]
+        outer = min(outer_loops, key=lambda other: len(other.blocks), default=None)
         before = self._reaching_blocks(loop.header) - inside
         exits = {successor for block in inside for successor in graph.blocks[block].successors} - inside
         after = frozenset(chain.from_iterable(graph.reachable(block) for block in exits)) - inside
         after -= graph.dominators[loop.header]
-        if around is not None:
-            after &= around.blocks
-        tail = [] if around is None else graph.longest([around.header], around.blocks & before, self._weight(inside))
+        if outer is not None:
+            after &= outer.blocks
+        tail = [] if outer is None else graph.longest([outer.header], outer.blocks & before, self._weight(inside))
         iteration = graph.longest([loop.header], inside, self._weight(frozenset()))
         return Way(
             before=self._walk(graph.longest([0], frozenset(before), self._weight(inside)), inside),

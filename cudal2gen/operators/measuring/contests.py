@@ -72,7 +72,7 @@ class Contest:
         self._natives: list[NativeCall] = []
         self._request = request._replace(
             problem=problem, sizes=request.sizes._replace(m=problem.m), operands=self.operands, shape=shape,
-            batches=batches, pair=request.pair and bool(problem.fusion), into=False,
+            batches=batches, pair=request.pair and bool(problem.fusion), has_out=False,
         )  # fmt: skip
 
     def rotate(self, count: int) -> None:

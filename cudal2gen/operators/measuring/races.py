@@ -322,8 +322,8 @@ class _Race:
         then wrongly apply to calls with packed operands."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
         packed = LaunchOperands.packed(problem.layout, sizes, problem.fusion)
-        here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
-        return here is not None and there is not None and sum(here.copied) > sum(there.copied)
+        use, packed_use = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
+        return use is not None and packed_use is not None and sum(use.copied) > sum(packed_use.copied)
 
     def _heat(
         self, contest: Contest, entrants: list[Entrant], once_us: float

@@ -172,11 +172,11 @@ def estimate_kernel(kernel: ModelledKernel) -> Estimate:
         main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
         for name, part in parts.items():
             bounds[name] = bounds.get(name, 0.0) + part
-    around = LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
-    around += memory.sums_us(kernel, work, rates, sms, min(kernel.resident, ceil_div(kernel.ctas, sms)))
+    around_us = LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
+    around_us += memory.sums_us(kernel, work, rates, sms, min(kernel.resident, ceil_div(kernel.ctas, sms)))
     if work.tensor_maps:
-        around += memory.DESCRIPTOR_US
-    return Estimate(main + around, main, bounds, around)
+        around_us += memory.DESCRIPTOR_US
+    return Estimate(main + around_us, main, bounds, around_us)
 
 
 def hides_issue(record: Record) -> bool:

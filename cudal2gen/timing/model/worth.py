@@ -20,18 +20,18 @@ RECORDED_GPUS = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the G
 class Worth(NamedTuple):
     """How well modelled times order tiles: their rank correlation with recorded times.
 
-    ``all`` is over all tiles of a problem, ``near`` over those within 1.3 of the best. ``recorded`` is the GPU on which
-    the times were recorded.
+    ``all_tiles`` is over all tiles of a problem, ``near_best`` over those within 1.3 of the best. ``recorded`` is the
+    GPU on which the times were recorded.
     """
 
     recorded: str
-    all: float
-    near: float
+    all_tiles: float
+    near_best: float
 
     @property
     def orders(self) -> bool:
         """Whether the order of the fastest kernels is useful."""
-        return self.near >= MIN_CORRELATION
+        return self.near_best >= MIN_CORRELATION
 
 
 # (GPU of the recordings, whether k is at most SHORT_K) -> worth
@@ -61,5 +61,5 @@ def in_words(problem: Problem) -> str:
     if known is None:
         return f"no recorded timing tells what their order is worth on {problem.gpu}"
     kind = f"with k {'<=' if problem.k <= SHORT_K else '>'} {SHORT_K}"
-    figure = f"rank correlation {known.near:.2f} near the best, on recordings of {known.recorded} {kind}"
+    figure = f"rank correlation {known.near_best:.2f} near the best, on recordings of {known.recorded} {kind}"
     return f"their order is worth little ({figure}), so rows are not sorted by it" if not known.orders else figure

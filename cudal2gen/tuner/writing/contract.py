@@ -108,14 +108,14 @@ def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[
 
 def _grid(launch: Launch, options: dict[str, int]) -> str:
     """The grid of the convention ``tiles``, as an expression."""
-    across, down = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
+    grid_x, grid_y = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
     raster = launch.raster if isinstance(launch, Tiles) else "plain"
     if raster == "persistent":
-        return f"min({across} * {down}, {PERSISTENT_CLUSTERS})"
+        return f"min({grid_x} * {grid_y}, {PERSISTENT_CLUSTERS})"
     if raster == "zsplit":
-        slices = f"ceil_div({across} * {launch.bn}, {options['swizzle_stride']})"
-        return f"ceil_div({across}, {slices}), {down}, {slices}"
-    return f"{across}, {down}"
+        slices = f"ceil_div({grid_x} * {launch.bn}, {options['swizzle_stride']})"
+        return f"ceil_div({grid_x}, {slices}), {grid_y}, {slices}"
+    return f"{grid_x}, {grid_y}"
 
 
 def _maps(record: Record, launch: Tma) -> list[str]:

@@ -77,9 +77,9 @@ class PendingLoads:
         value = np.where(m, self.plain(new), self.plain(old))
         load = np.zeros(len(self.last_loads), np.int64)
         chosen = m.reshape(-1, 32).any(axis=1)
-        for register, which in ((new, chosen), (old, ~chosen)):
+        for register, mask in ((new, chosen), (old, ~chosen)):
             if isinstance(register, LoadedRegister):
-                load[which] = register.load[which]
+                load[mask] = register.load[mask]
         return LoadedRegister(value, load) if (load > self.waited_loads).any() else value
 
     def plain(self, value: Register) -> Array:

@@ -161,7 +161,8 @@ class TensorProducts:
             self.memory.product_write(place.region(row), issuer, number, accumulates, site)
 
     def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
-        """Check that another CTA has started, and record asynchronous work on its memory, which it must outlive."""
+        """Check that another CTA has started, and record asynchronous work on its memory, before whose end it must not
+        exit."""
         if self.hazards:
             self.peers.visit(row, np.array([issuer.thread]), site, remember=False)
             self.remote_work.setdefault(row, {})[issuer.agent] = tick, site

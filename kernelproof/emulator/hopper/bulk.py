@@ -304,8 +304,8 @@ class Bulk:
         ranks = self._receivers(delivery, lane)
         signal = self._rank(int(delivery.bar_address[lane]), lane)
         if delivery.ranks is None and signal >> delivery.paired != ranks[0] >> delivery.paired:
-            there = "the pair of CTAs that the copy goes to" if delivery.paired else "the CTA that the copy goes to"
-            self.batch.report_lane("cluster", f"the mbarrier lies outside of {there}", site, lane)
+            target = "the pair of CTAs that the copy goes to" if delivery.paired else "the CTA that the copy goes to"
+            self.batch.report_lane("cluster", f"the mbarrier lies outside of {target}", site, lane)
             return
         nbytes = data.size * 16
         if self.counters is not None:

@@ -111,8 +111,8 @@ class ClusterOrder(SharedMemory):
             out[undecided] = clocks.ordered_privately(lanes[undecided], column[undecided], ticks[undecided])
         if clocks.releases.active and not out.all():
             undecided = np.flatnonzero(~out & (actor < SEVERAL))
-            writers, until = self._released(lanes[undecided], tags[undecided], hazard)
-            out[undecided] = clocks.releases.cover(writers, ticks[undecided], until)
+            writers, limits = self._released(lanes[undecided], tags[undecided], hazard)
+            out[undecided] = clocks.releases.have_released(writers, ticks[undecided], limits)
         return out
 
     def _released(self, lanes: Array, tags: Array, hazard: str) -> tuple[Array, Array]:
@@ -122,12 +122,12 @@ class ClusterOrder(SharedMemory):
         actor, _, column = self._split(tags)
         column = self._deciding_columns(actor, column, hazard)
         rows = batch.row_of[lanes]
-        until: Array = clocks.ticks[rows, batch.warp[lanes], column]
+        limits: Array = clocks.ticks[rows, batch.warp[lanes], column]
         for i in range(len(lanes)) if clocks.private else ():
-            until[i] = clocks.of_lane(int(lanes[i]))[column[i]]
+            limits[i] = clocks.of_lane(int(lanes[i]))[column[i]]
         # The rows of a cluster follow each other, each with ``width`` lanes.
         first = rows - batch.rank[rows]
-        return (first + (actor >> RANK_THREADS)) * batch.width + (actor & THREAD_OF_ACTOR), until
+        return (first + (actor >> RANK_THREADS)) * batch.width + (actor & THREAD_OF_ACTOR), limits
 
     def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:
         """The answer of the base class, by the clocks of the cluster."""

@@ -135,9 +135,9 @@ class Warpgroups:
         chosen = np.zeros(self.count, bool)
         chosen[self.of_lane[m]] = True
         tiles = [value.tile for value in (new, old) if isinstance(value, TileRegister)]
-        for value, which in ((new, chosen), (old, ~chosen)):
+        for value, mask in ((new, chosen), (old, ~chosen)):
             if isinstance(value, TileRegister):
-                group[which] = value.tile.group[which]
+                group[mask] = value.tile.group[mask]
         if (group > self.retired).any():
             return TileRegister(Tile(out.reshape(1, -1), group, all(tile.lent for tile in tiles)), 0)
         return out

@@ -201,8 +201,8 @@ class Barriers:
                 elsewhere = (arrived & (phases.site != site)).reshape(-1, 32).any(axis=1)
                 split = np.repeat(elsewhere, 32) & mask
                 if split.any():
-                    apart = f"lanes of one warp arrive at barrier {number} by different instructions"
-                    batch.report_lanes("barrier-divergence", apart, site, np.flatnonzero(split))
+                    split_text = f"lanes of one warp arrive at barrier {number} by different instructions"
+                    batch.report_lanes("barrier-divergence", split_text, site, np.flatnonzero(split))
         phases.uncounted[rows & ~before] = False
         phases.uncounted[rows] |= not count
         phases.expected[rows], phases.site[mask] = expected, site
@@ -281,8 +281,8 @@ class Barriers:
             lanes = np.flatnonzero(waiting & (sites == site))
             row = int(batch.row_of[lanes[0]])
             ended = batch.thread[exited & (batch.row_of == row)]
-            here = int((waiting & (batch.row_of == row)).sum())
-            text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {here} wait"
+            count = int((waiting & (batch.row_of == row)).sum())
+            text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {count} wait"
             batch.report_lanes("exit-before-barrier", text, site, lanes)
 
     def _report_crossings(self, number: int, early_rows: Array) -> None:
@@ -390,8 +390,8 @@ class Barriers:
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:
         """Per lane: has a living lane that it names not arrived with the same mask?"""
         members = self.members.reshape(-1, 32)
-        here = arrived.reshape(-1, 1, 32) & (members[:, None, :] == members[:, :, None])
-        absent = self.batch.alive.reshape(-1, 1, 32) & ~here
+        present = arrived.reshape(-1, 1, 32) & (members[:, None, :] == members[:, :, None])
+        absent = self.batch.alive.reshape(-1, 1, 32) & ~present
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
     def _free_warps(self, leaving: Array, arrived: Array) -> None:

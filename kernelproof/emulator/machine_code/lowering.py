@@ -186,8 +186,8 @@ class Lowering:
 
     def restrict(self, condition: str) -> None:
         """Restrict the PTX that follows for the current instruction to lanes for which a predicate holds."""
-        both = self._and_guard(condition)
-        self._guard = Reg(both.lstrip("!"), both[0] == "!")
+        guarded = self._and_guard(condition)
+        self._guard = Reg(guarded.lstrip("!"), guarded[0] == "!")
 
     def without_guard(self) -> str:
         """Remove the current instruction's guard, and return it as a predicate."""
@@ -196,16 +196,17 @@ class Lowering:
 
     def _and_guard(self, condition: str) -> str:
         """A predicate that holds if both the current instruction's guard and a condition do."""
-        return self.both(("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE, condition)
+        guard = ("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE
+        return self.both_hold(guard, condition)
 
     def branch(self, op: str, target: str, condition: str = TRUE) -> None:
         """Append a branch or exit, taken under the guard and a condition."""
         guard = self._guard
         if condition != TRUE:
-            both = self._and_guard(condition)
-            if both == FALSE:
+            guarded = self._and_guard(condition)
+            if guarded == FALSE:
                 return
-            guard = Reg(both.lstrip("!"), both[0] == "!")
+            guard = Reg(guarded.lstrip("!"), guarded[0] == "!")
         self.body.append(self._instr(op, (target,) if target else (), guard))
 
     def label(self, address: int) -> None:
@@ -408,24 +409,24 @@ class Lowering:
         """A predicate source without ``!``, for an operand that PTX does not allow to be negated."""
         return self.computed("not.pred", p[1:], kind="pred") if p[0] == "!" else p
 
-    def both(self, a: str, b: str) -> str:
-        """``a and b``."""
+    def both_hold(self, a: str, b: str) -> str:
+        """The predicate ``a and b``."""
         if FALSE in (a, b):
             return FALSE
         if TRUE in (a, b):
             return b if a == TRUE else a
         return self.computed("and.pred", a, b, kind="pred")
 
-    def either(self, a: str, b: str) -> str:
-        """``a or b``."""
-        return self.inverse(self.both(self.inverse(a), self.inverse(b)))
+    def either_holds(self, a: str, b: str) -> str:
+        """The predicate ``a or b``."""
+        return self.inverse(self.both_hold(self.inverse(a), self.inverse(b)))
 
     def logic(self, name: str, a: str, b: str) -> str:
         """``a`` AND, OR or XOR ``b``."""
         if name == "AND":
-            return self.both(a, b)
+            return self.both_hold(a, b)
         if name == "OR":
-            return self.either(a, b)
+            return self.either_holds(a, b)
         if a in (TRUE, FALSE) or b in (TRUE, FALSE):
             literal, other = (a, b) if a in (TRUE, FALSE) else (b, a)
             return self.inverse(other) if literal == TRUE else other

@@ -48,11 +48,11 @@ class _Writes:
                 self.writers[name].append(index)
         self.starts = dict(zip(self.writers, accumulate(map(len, self.writers.values()), initial=0), strict=False))
 
-    def all(self, name: str) -> int:
+    def all_writes(self, name: str) -> int:
         """All writes of a register."""
         return ((1 << len(self.writers[name])) - 1) << self.starts[name]
 
-    def last(self, name: str, before: int) -> int:
+    def last_write(self, name: str, before: int) -> int:
         """The last write of a register before an item of the body."""
         return 1 << (self.starts[name] + bisect_left(self.writers[name], before) - 1)
 
@@ -60,7 +60,7 @@ class _Writes:
         """The values that registers have at the function's start."""
         return sum(1 << start for start in self.starts.values())
 
-    def among(self, name: str, present: int) -> list[tuple[str, int]]:
+    def reached_by(self, name: str, present: int) -> list[tuple[str, int]]:
         """The writes of a register that are in a set; if none is, its value at the function's start."""
         writes, of_register = self.writers[name], present >> self.starts[name]
         return [(name, write) for i, write in enumerate(writes) if of_register >> i & 1] or [(name, _ENTRY)]
@@ -83,7 +83,7 @@ def with_webs(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str
             defs, uses = accesses[index]
             for name in uses:
                 if name not in present:
-                    present[name], *others = writes.among(name, block.reaching)
+                    present[name], *others = writes.reached_by(name, block.reaching)
                     for other in others:
                         webs.join(present[name], other)
                 readings[index, name] = present[name]
@@ -146,8 +146,8 @@ def _find_reaching_writes(
     kept, own_writes = [], []  # for each block: the writes that it does not overwrite, and its own that reach its end
     for block in blocks:
         written = {name for item_index in block.items for name in accesses[item_index][0]}
-        kept.append(~sum(map(writes.all, written)))
-        own_writes.append(sum(writes.last(name, block.items.stop) for name in written))
+        kept.append(~sum(map(writes.all_writes, written)))
+        own_writes.append(sum(writes.last_write(name, block.items.stop) for name in written))
     blocks[0].reaching = writes.entries()
     pending = set(range(len(blocks)))
     while pending:

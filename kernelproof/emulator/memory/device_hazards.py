@@ -164,9 +164,9 @@ class DeviceHazards:
 
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
         """Report the lanes of an access that the mask ``bad`` marks."""
-        which = np.flatnonzero(bad)
-        address = int(access.offset[which[0]]) + self.state.arena.base
-        offenders = which if access.lanes is None else access.lanes[which]
+        marked = np.flatnonzero(bad)
+        address = int(access.offset[marked[0]]) + self.state.arena.base
+        offenders = marked if access.lanes is None else access.lanes[marked]
         self.batch.report_lanes(kind, text, access.site, offenders, address, doubtful)
 
     def _granules(self, access: GlobalAccess, shift: int) -> Iterator[Places]:
@@ -433,16 +433,16 @@ class DeviceHazards:
             text = f"{' and '.join(sorted(hazard.split(' after ')))} by threads of two CTAs"
             if site > access.site:
                 sides.reverse()
-        (where, index, who), (other, other_index, others) = sides
+        (first_site, first_cta, first_threads), (other_site, other_cta, other_threads) = sides
         self.launch.reports.add(
             "plain-first-load" if checked else "global-race",
             f"{text}, with no barrier or release and acquire between{why}",
-            where,
-            index,
-            sorted(who),
+            first_site,
+            first_cta,
+            sorted(first_threads),
             address=int(access.offset[first]) + self.state.arena.base,
             count=len(offenders),
-            other=Participant(self.launch.site(other), other_index, tuple(others)),
+            other=Participant(self.launch.site(other_site), other_cta, tuple(other_threads)),
         )
 
     def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:

@@ -136,10 +136,10 @@ class SharedChecks(SharedTags):
         fresh = self._fresh_of(lanes)
         if int(tags.max()) < fresh:
             return
-        which = np.flatnonzero(any_granule(np.asarray(tags >= fresh)))
-        flat, element = tags[which].reshape(-1), which
+        checked = np.flatnonzero(any_granule(np.asarray(tags >= fresh)))
+        flat, element = tags[checked].reshape(-1), checked
         if tags.ndim > 1:
-            element = np.repeat(which, tags.shape[1])
+            element = np.repeat(checked, tags.shape[1])
         lane = element if lanes is None else lanes[element]
         granules = Granules(site, lane, element, offset)
         for kind, text, bad, doubtful in faults_of_undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
@@ -206,21 +206,21 @@ class SharedChecks(SharedTags):
         recent_tags = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
         if not recent_tags.any():
             return
-        which = np.flatnonzero(any_granule(recent_tags))
+        checked = np.flatnonzero(any_granule(recent_tags))
         per_element = tags.shape[1] if tags.ndim > 1 else 1
-        element = np.repeat(which, per_element)
+        element = np.repeat(checked, per_element)
         lane = element if lanes is None else lanes[element]
         granules = Granules(site, lane, element, offset)
-        flat = tags[which].reshape(-1)
+        flat = tags[checked].reshape(-1)
         for kind, text, bad, doubtful in faults_of_undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             self._report(kind, text, granules, bad, flat, doubtful=doubtful)
         racing = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and racing.any():
-            racing &= ~np.repeat(same()[which], per_element)
+            racing &= ~np.repeat(same()[checked], per_element)
         self._check_order(WRITE_AFTER_WRITE, racing, flat, granules)
-        if not after_reads or not (reads[which] >= fresh).any():
+        if not after_reads or not (reads[checked] >= fresh).any():
             return
-        last_reads = readers[elements[which]].reshape(-1, self.columns)
+        last_reads = readers[elements[checked]].reshape(-1, self.columns)
         recent = last_reads >= fresh
         # A thread does not race with its own reads, whose tags are in the column of its warp. For each granule, ``own``
         # selects the entry in the column of the lane that writes it.
@@ -228,7 +228,7 @@ class SharedChecks(SharedTags):
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         # One finding per column, because a finding names one earlier reader.
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
-            places = (elements[which, None] * per_element + np.arange(per_element)).reshape(-1)
+            places = (elements[checked, None] * per_element + np.arange(per_element)).reshape(-1)
             tags = last_reads[:, column]
             doubt = partial(self._suspect_column, lane, int(column), places, tags)
             self._check_order(WRITE_AFTER_READ, recent[:, column], tags, granules, doubt)
@@ -254,9 +254,9 @@ class SharedChecks(SharedTags):
 
     def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
         """Report races at the ``bad`` granules, with a reason for those that another lane's release does not cover."""
-        apart = bad.copy()
-        apart[bad] = self._some_lanes_released(granules.lane[bad], tags[bad], hazard)
-        for part, why in ((bad & ~apart, " without a barrier between"), (apart, f": {APART}")):
+        partly_released = bad.copy()
+        partly_released[bad] = self._some_lanes_released(granules.lane[bad], tags[bad], hazard)
+        for part, why in ((bad & ~partly_released, " without a barrier between"), (partly_released, f": {APART}")):
             if part.any():
                 reader = hazard == WRITE_AFTER_READ
                 self._report("shared-race", hazard + why, granules, part, tags, doubtful=doubtful, reader=reader)
@@ -282,20 +282,20 @@ class SharedChecks(SharedTags):
         """Split the mask ``bad`` by the instructions that have left the tags, since each pair of instructions is a
         finding of its own."""
         assert self.recorded is not None
-        which = np.flatnonzero(bad)
+        marked = np.flatnonzero(bad)
         # The granules of an element follow each other.
         element = granules.element
         starts = np.flatnonzero(np.concatenate(([True], element[1:] != element[:-1])))
-        within = np.arange(len(element)) - np.repeat(starts, np.diff(starts, append=len(element)))
-        granule_numbers = granules.offset[element[which]] // self.granule + within[which]
+        number_in_element = np.arange(len(element)) - np.repeat(starts, np.diff(starts, append=len(element)))
+        granule_numbers = granules.offset[element[marked]] // self.granule + number_in_element[marked]
         if reader:
-            sites = self._last_reads(granule_numbers, self._columns_of(tags[which]), granules.lane[which])
+            sites = self._last_reads(granule_numbers, self._columns_of(tags[marked]), granules.lane[marked])
         else:
             sites = self.recorded.writer[granule_numbers]
         out = []
         for site in np.unique(sites):
             part = np.zeros(len(bad), bool)
-            part[which[sites == site]] = True
+            part[marked[sites == site]] = True
             out.append(part)
         return out
 

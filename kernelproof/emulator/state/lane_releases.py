@@ -61,9 +61,9 @@ class LaneReleases:
         self.ticks[1:, lanes] = self.ticks[:-1, lanes]
         self.ticks[0, lanes] = tick
 
-    def cover(self, lanes: Array, ticks: Array, until: Array) -> Array:
-        """Per element: has a lane released its access at a tick by the tick ``until``? If the release is no longer
+    def have_released(self, lanes: Array, ticks: Array, limits: Array) -> Array:
+        """Per element: has a lane released its access at a tick by the tick in ``limits``? If the release is no longer
         kept, the answer is yes, so that no order is denied that may exist."""
         releases = self.ticks[:, lanes]
-        known = ((releases > ticks) & (releases <= until)).any(axis=0) | (releases[-1] > ticks)
-        return np.asarray(known & (ticks < until))
+        known = ((releases > ticks) & (releases <= limits)).any(axis=0) | (releases[-1] > ticks)
+        return np.asarray(known & (ticks < limits))

@@ -61,9 +61,9 @@ class LaneSyncs:
         at = warps, *lanes
         return np.asarray(np.maximum(self.ticks[at], np.where(self.groups[at], self.met[at][..., None], 0)))
 
-    def cover(self, lanes: Array, others: Array, ticks: Array, several: Array) -> Array:
+    def are_ordered(self, lanes: Array, others: Array, ticks: Array, several: Array) -> Array:
         """Per element: does the access at a tick by lane ``others`` of the lane's own warp happen before the lane's
         next access? ``several``: the access is by several lanes of the warp, and it suffices to have met one."""
         known = self._known(lanes >> 5, lanes & 31)
-        until = np.where(several, known.max(axis=1), known[np.arange(len(lanes)), others])
-        return np.asarray(ticks < until)
+        horizon = np.where(several, known.max(axis=1), known[np.arange(len(lanes)), others])
+        return np.asarray(ticks < horizon)

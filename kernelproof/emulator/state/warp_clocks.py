@@ -65,13 +65,13 @@ class WarpClocks:
         out: Array = tick < self.horizon(row, warp, thread >> 5, np.logical_not(several))
         if self.releases.active and not out.all():
             undecided = np.flatnonzero(~(out | several))
-            until = self.horizon(row[undecided], warp[undecided], thread[undecided] >> 5)
-            out[undecided] = self.releases.cover(
-                row[undecided] * self.batch.width + thread[undecided], tick[undecided], until
+            limits = self.horizon(row[undecided], warp[undecided], thread[undecided] >> 5)
+            out[undecided] = self.releases.have_released(
+                row[undecided] * self.batch.width + thread[undecided], tick[undecided], limits
             )
         if self.lane_syncs.active and not out.all():
             undecided = np.flatnonzero(~out & (thread >> 5 == warp))
-            out[undecided] = self.lane_syncs.cover(
+            out[undecided] = self.lane_syncs.are_ordered(
                 lanes[undecided], thread[undecided] & 31, tick[undecided],
                 np.broadcast_to(several, len(tick))[undecided],
             )  # fmt: skip

@@ -75,13 +75,13 @@ def _gpu_mode(text: str, path: Path, description: Path) -> BenchmarkTask:
     """The task of a GPU MODE reference. ``description``: its task.yml. Raises WrongInput if that has no shapes."""
     if not description.exists():
         raise WrongInput(f"{path}: its task.yml, which has the shapes, is not beside it")
-    about = _read(description)
-    tests = _TESTS.search(about + "\nend:")  # the added key ends the block of tests if it is the last one
+    description_text = _read(description)
+    tests = _TESTS.search(description_text + "\nend:")  # the added key ends the block of tests if it is the last one
     cases = [_case(match[1]) for match in _TEST.finditer(tests[1])] if tests else []
     if not cases:
         raise WrongInput(f'{description}: no tests in a form that is read, such as - {{"size": 128, "seed": 1}}')
     modules = {}
-    for name, source in [*_FILE.findall(about), ("utils.py", "utils.py"), ("task.py", "task.py")]:
+    for name, source in [*_FILE.findall(description_text), ("utils.py", "utils.py"), ("task.py", "task.py")]:
         file = description.parent / source
         if name not in ("eval.py", "reference.py") and file.exists() and name not in modules:
             modules[name] = _read(file)

@@ -106,8 +106,8 @@ def varying_registers(
     sites = liveness.sites
     varying: set[str] = set()
     if conservative:
-        across = liveness.live_registers()
-        varying |= {r for r in sites if r in across and r not in constant}
+        live = liveness.live_registers()
+        varying |= {r for r in sites if r in live and r not in constant}
     ipdom = immediate_postdominators(blocks)
     branches = {b.index for b in blocks if b.cond is not None}
     changed = True

@@ -85,13 +85,13 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
         conservative = True
         varying = varying_registers(blocks, liveness, constant, conservative)
     assert varying is not None
-    sites, across = liveness.sites, liveness.live_registers()
+    sites, live = liveness.sites, liveness.live_registers()
     # A register that nothing writes has the same initial value in every lane.
     unwritten = {r for r in set().union(*liveness.uses) if r not in sites and r not in SPECIALS}
     uniform = (set(sites) - varying) | unwritten
-    clobbers = [{r for r in defs if r in uniform and r in across and r not in constant} for defs in liveness.defs]
+    clobbers = [{r for r in defs if r in uniform and r in live and r not in constant} for defs in liveness.defs]
     return Graph(
-        kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, across, clobbers, heads, back,
+        kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, live, clobbers, heads, back,
         conservative, hopper, blackwell,
     )  # fmt: skip
 

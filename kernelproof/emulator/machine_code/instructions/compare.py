@@ -22,12 +22,12 @@ def compare(low: Lowering, ins: Instruction) -> None:
         lower = low.predicate(below[0])
         equal = low.computed("setp.eq.u32", x, y, kind="pred")
         if order == "EQ":
-            outcome = low.both(equal, lower)
+            outcome = low.both_hold(equal, lower)
         elif order == "NE":
-            outcome = low.either(low.inverse(equal), lower)
+            outcome = low.either_holds(low.inverse(equal), lower)
         else:
             above = low.computed(f"setp.{order[0].lower()}t.{kind}", x, y, kind="pred")
-            outcome = low.either(above, low.both(equal, lower))
+            outcome = low.either_holds(above, low.both_hold(equal, lower))
     else:
         outcome = low.computed(f"setp.{order.lower()}.{kind}", x, y, kind="pred")
     low.set_comparison((p, q), outcome, boolean, r)
@@ -60,4 +60,4 @@ def _table(low: Lowering, sources: list[str], table: int) -> str:
     yes, no = _table(low, rest, table >> half), _table(low, rest, table)
     if yes == no:
         return yes
-    return low.either(low.both(head, yes), low.both(low.inverse(head), no))
+    return low.either_holds(low.both_hold(head, yes), low.both_hold(low.inverse(head), no))

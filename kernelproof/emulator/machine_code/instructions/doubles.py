@@ -70,8 +70,8 @@ def compare(low: Lowering, ins: Instruction) -> None:
         taken = low.computed(f"{extreme}.f64", x, y, kind="b64")
         first = low.computed("setp.eq.b64", taken, x, kind="pred")
         left, right = (low.computed("setp.nan.f64", value, value, kind="pred") for value in (x, y))
-        low.set_predicate(p, low.either(first, right))
-        low.set_predicate(q, low.both(left, right))
+        low.set_predicate(p, low.either_holds(first, right))
+        low.set_predicate(q, low.both_hold(left, right))
         return
     order, boolean = comparison(ins)
     outcome = low.computed(f"setp.{order}.f64", x, y, kind="pred")

@@ -170,7 +170,7 @@ def check_quotient(low: Lowering, ins: Instruction) -> None:
     slow = "0"
     for value, least, most in ((exponents[0], 32, 250), (exponents[1], 2, 252), (difference, -120, 120)):
         for order, bound in (("lt", least), ("gt", most)):
-            slow = low.either(slow, low.computed(f"setp.{order}.s32", value, str(bound), kind="pred"))
+            slow = low.either_holds(slow, low.computed(f"setp.{order}.s32", value, str(bound), kind="pred"))
     low.set_predicate(p, slow)
 
 

@@ -61,8 +61,8 @@ def load(low: Lowering, ins: Instruction) -> None:
     order = ".nc" if "CONSTANT" in ins.modifiers else _strength(ins)
     if "ENL2" in ins.modifiers:
         space, address = place(low, ins, rest[0])
-        both = ", ".join(low.targets(text, 4)[1:-1] for text in (address_text, result))
-        low.emit(f"ld{order}{space}.v8.b32", f"{{{both}}}", address)
+        registers = ", ".join(low.targets(text, 4)[1:-1] for text in (address_text, result))
+        low.emit(f"ld{order}{space}.v8.b32", f"{{{registers}}}", address)
         return
     if rest:
         raise low.refusal("a load with a predicate is not modelled")
@@ -80,8 +80,8 @@ def store(low: Lowering, ins: Instruction) -> None:
     kind, count = _kind(ins)
     space, address = place(low, ins, address_text)
     if "ENL2" in ins.modifiers:
-        both = ", ".join(low.words(text, 4)[1:-1] for text in (source, *others))
-        low.emit(f"st{_strength(ins)}{space}.v8.b32", address, f"{{{both}}}")
+        registers = ", ".join(low.words(text, 4)[1:-1] for text in (source, *others))
+        low.emit(f"st{_strength(ins)}{space}.v8.b32", address, f"{{{registers}}}")
         return
     vector = f".v{count}" if count > 1 else ""
     value = low.words(source, count) if count > 1 else low.word(source)

@@ -25,10 +25,10 @@ def shuffle(low: Lowering, ins: Instruction) -> None:
     """shfl.sync. The predicate says whether the source lane is in range."""
     p, result, a, b, c = ins.operands
     target = _result(low, result)
-    within = low.temp("pred")
+    in_range = low.temp("pred")
     sources = low.word(a), low.word(b), low.word(c), _members(low)
-    low.emit(f"shfl.sync.{ins.modifiers[0].lower()}.b32", f"{target}|{within}", *sources)
-    low.set_predicate(p, within)
+    low.emit(f"shfl.sync.{ins.modifiers[0].lower()}.b32", f"{target}|{in_range}", *sources)
+    low.set_predicate(p, in_range)
 
 
 @mnemonic("VOTE VOTEU", "ANY ALL EQ")
@@ -71,8 +71,8 @@ def reduce(low: Lowering, ins: Instruction) -> None:
 @mnemonic("ELECT")
 def elect(low: Lowering, ins: Instruction) -> None:
     """elect.sync: the number of one of the lanes, and whether this lane is that one."""
-    p, result, within = ins.operands
-    if low.predicate(within) != "1":
+    p, result, condition = ins.operands
+    if low.predicate(condition) != "1":
         raise low.refusal("an election among lanes with a predicate is not modelled")
     leader, own = _result(low, result), low.temp("pred")
     low.emit("elect.sync", f"{leader}|{own}", _members(low))
