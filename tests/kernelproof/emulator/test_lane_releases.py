@@ -370,3 +370,31 @@ def test_lanes_are_gathered_between_what_they_execute_together_and_the_next_acce
             if at_access and any(kind is together for kind in kinds[since + 1 : place]):
                 expected.add(place)
         assert gather_places(body[first : first + len(kinds)]) == expected
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(
+    ("middle", "is_ordered"),
+    [("st.relaxed.{}.u32 [{}], 2;", False), ("st.volatile.{}.u32 [{}], 2;", False),
+     ("red.relaxed.{}.add.u32 [{}], 1;", True), ("atom.relaxed.{}.exch.b32 %u, [{}], 2;", True)],
+)  # fmt: skip
+def test_a_store_by_another_warp_ends_a_release_sequence_and_an_atomic_continues_it(
+    space: str, middle: str, is_ordered: bool
+) -> None:
+    """Warp 0 writes and releases 1, warp 1 makes 2 of it, and warp 2 waits for 2, acquires it and reads."""
+    data, flag, scope = ("%s", "%bar", "cta") if space == "shared" else ("%q", "%q+1024", "gpu")
+    where = space if "volatile" in middle else f"{scope}.{space}"
+    body = f"""
+      add.u32 %bar, %s, 64; setp.eq.u32 %P, %t, 0; @%P st.{space}.u32 [{flag}], 0; bar.sync 0;
+      and.b32 %u, %t, 31; setp.ne.u32 %P, %u, 0; @%P bra end;
+      setp.eq.u32 %P, %t, 32; @%P bra second; setp.eq.u32 %P, %t, 64; @%P bra third;
+      st.{space}.u32 [{data}], 7; st.release.{scope}.{space}.u32 [{flag}], 1; bra end;
+    second: ld.relaxed.{scope}.{space}.u32 %v, [{flag}]; setp.ne.u32 %P, %v, 1; @%P bra second;
+      {middle.format(where, flag)} bra end;
+    third: ld.relaxed.{scope}.{space}.u32 %v, [{flag}]; setp.ne.u32 %P, %v, 2; @%P bra third;
+      ld.acquire.{scope}.{space}.u32 %v, [{flag}];
+      ld.{space}.u32 %v, [{data}]; st.global.u32 [%q+512], %v;
+    end:"""
+    _, result = run_body(body, np.zeros(1, np.uint32), np.zeros(320, np.uint32), block=96, check_outputs=False)
+    races = {report.kind for report in result.reports if report.kind.endswith("race")}
+    assert races == (set() if is_ordered else {f"{space}-race"})
