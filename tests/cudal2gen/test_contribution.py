@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudal2gen import report, results
+from cudal2gen.report import contribution
 from cudal2gen.report.groups import by_conditions
 from cudal2gen.results import KERNEL, Measurement, Measurements
 from tests.commands import run
@@ -97,6 +100,24 @@ def test_the_claimed_model_is_that_of_the_card(
     for sentence in sentences:
         assert sentence.startswith(f"{tmp_path / 'stranger.jsonl'}:1: {words}")
         assert "measure again with 'cudal2gen bench', or set gpu to" in sentence
+
+
+@given(st.lists(st.integers(90, 99), min_size=6, max_size=8), st.booleans(), st.booleans())
+def test_a_series_of_samples_is_somebodys_own_unless_it_is_constant(
+    samples: list[int], copied: bool, own_row: bool
+) -> None:
+    """A series that no clock reads is that fault only. Of the others none occurs twice, be it in two measurements."""
+    series, other = [float(us) for us in samples], [float(us + 20) for us in samples]
+    pairs = [(series, other), (other if own_row else series, series if own_row else other)]
+    rows = [
+        measured.measurement((1024, 1024, 512 * number), [timing(KERNEL, ours), timing("torch.matmul", theirs)])
+        for number, (ours, theirs) in enumerate(pairs[: 1 + copied], 1)
+    ]
+    found = [*contribution._copies(Measurements({H200.id: H200}, rows))]
+    varies = len(set(samples)) > 1
+    assert len(found) == (2 if copied and varies else 0), found
+    faults = [fault for row in rows for fault in contribution._sample_faults(row)]
+    assert len(faults) == (0 if varies else 2 * len(rows)), faults
 
 
 def test_an_impossible_row_is_not_hidden_by_a_later_one(tmp_path: Path, random: np.random.Generator) -> None:

@@ -7,6 +7,7 @@ environment whose times were recorded before.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -442,3 +443,20 @@ def test_a_proposers_search_starts_from_the_best_trial_else_from_the_incumbent(c
     question: Any = SimpleNamespace(ranked=trials, incumbent=incumbent)
     proposer = object.__new__(CostModelProposer)
     assert proposer._starts(question) == [{"bm": 64} if count else {"bm": 32} if known else {}]
+
+
+@given(st.lists(st.floats(1, 9), min_size=1, max_size=10), st.floats(0.5, 1))
+def test_the_regret_of_a_search_is_that_of_its_trials_so_far(times: list[float], best: float) -> None:
+    """``times``: those of the kernel that a search would choose after each trial. It may have fewer trials than are
+    compared."""
+    problem = problem_of(SHAPES[0])
+    replay: Any = SimpleNamespace(candidates=lambda of: "candidates")
+    tiles = SimpleNamespace(tiles={"a": best + 1, "b": best})
+    fold: Any = SimpleNamespace(seed=1, held_out=defaultdict(lambda: tiles))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "proposers", lambda *_: {"one": 1, "two": 2})
+        patch.setattr(benchmark, "search", lambda *arguments: arguments)
+        patch.setattr(benchmark, "selected_times", lambda replay, contest: (times, contest))
+        regrets = ranking._searches(fold, problem, replay)
+    expected = [(times[:count][-1] - best) / best for count in (1, 2, 4, 8)]
+    assert regrets == {"one": pytest.approx(expected), "two": pytest.approx(expected)}
