@@ -535,10 +535,13 @@ class Gpu(Card):
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
         """Sets of random normal matrices. Raises GpuError if the device has too little free memory."""
-        m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
-        d_bytes = (1 + problem.fusion.residual + problem.fusion.aux) * problem.output.bytes * m * n  # D, C and aux
-        needed = count * products * (problem.element.bytes * (m * k + 2 * n * k) + d_bytes)
+        second_b = products * problem.n * problem.k  # the other form of B
+        row = problem.d_cols * (1 + problem.fusion.residual) + problem.n * problem.fusion.aux  # of D, C and aux
+        outputs = problem.m * row * (1 if problem.grouped else products)
+        needed = count * (
+            problem.element.bytes * (problem.elements_of(products) + second_b) + problem.output.bytes * outputs
+        )
         if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVED_BYTES:
             raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
         generator = self._torch.Generator(self.device).manual_seed(seed)

@@ -8,7 +8,10 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +19,12 @@ import pytest
 import cudal2gen
 from cudal2gen import pack
 from cudal2gen.generation import compiler
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.kernel.launch import LaunchOperands
+from cudal2gen.launch import gpu
+from cudal2gen.launch.gpu import Gpu, GpuError
 from cudal2gen.launch.launcher import OpenKernel
+from cudal2gen.launch.operands import draw
 from cudal2gen.results.choice import Table, TableKernel
 from kernelproof import emulator
 from kernelproof.emulator.host import launch_limits
@@ -45,8 +51,9 @@ from tests.cudal2gen.racing import (  # noqa: E402
     simulated_process,
     store,
 )
+from tests.cudal2gen.test_gpu import h200  # noqa: E402
 
-__all__ = ["device", "store"]  # fixtures
+__all__ = ["device", "h200", "store"]  # fixtures
 pytestmark = pytest.mark.torch
 # Records with code for a family of chips, and the capability of a later chip of the family.
 OF_FAMILIES = [(PATHS["tensor"], (10, 3)), (PATHS["warps"], (12, 1))]
@@ -288,3 +295,31 @@ def test_doctor_says_which_records_and_which_pack_serve_each_card(opened_pack: p
         "measured on this card; the driver supports CUDA up to 13.0",
         "needed": False,
     }
+
+
+@pytest.mark.parametrize(("fusion", "batch"), [
+    *product(("none", "residual", "silu+gate"), ("none", "strided", "grouped")), ("aux+relu", "none"),
+])  # fmt: skip
+def test_operands_are_refused_if_their_matrices_exceed_free_memory(
+    fusion: str, batch: str, h200: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups share one A and one D. What torch has reserved is free for them, and 2 GiB are left for libraries."""
+    plain = Problem(gpu="h200", acc="f32", layout="tn", m=48, n=32, k=72)
+    problem = plain.revised(fusion=fusion, batch=batch)
+    products, count, reserved = (1 if batch == "none" else 3), 2, 1 << 20
+    sets = draw(problem, count, torch.Generator().manual_seed(0), "cpu", products)
+    matrices = [(one.a, one.b, one.b_nn, one.d, one.c, one.aux) for one in sets]
+    held = sum(part.numel() * part.element_size() for one in matrices for part in one if part is not None)
+    monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: seed))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(gpu, "draw", lambda *arguments: arguments)
+    h200.device = "card"
+    for missing in (0, 1):
+        free = held + (2 << 30) - reserved - missing
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 141 << 30))
+        if missing:
+            with pytest.raises(GpuError, match="2 sets of operands need"):
+                h200.operands(problem, count, 7, products)
+        else:
+            drawn: Any = h200.operands(problem, count, 7, products)
+            assert drawn == (problem, count, 7, "card", products)
