@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import FAMILIES, Fields, Fit, IllegalRecord, IllegalValue, Problem, Record, fit, parse
+from cudal2gen.kernel import (
+    FAMILIES,
+    Fields,
+    Fit,
+    IllegalRecord,
+    IllegalValue,
+    Problem,
+    Record,
+    fit,
+    fitting,
+    parse,
+)
 from cudal2gen.kernel.fieldset import fieldset
 from cudal2gen.kernel.suggestions import unknown_field
 from tests.cudal2gen import strategies
@@ -248,3 +260,11 @@ def test_fields_that_follow_exist() -> None:
 def test_suggestions() -> None:
     assert unknown_field(type(wgmma()), "clusters", "h200").endswith("did you mean cluster?")
     assert unknown_field(type(wgmma()), "workspace", "h200").endswith("did you mean reduce=workspace?")
+
+
+@given(st.sets(st.sampled_from(("prefetch", "prefetch.kind", "prefetch.distance", "bm", "kind"))))
+def test_a_part_of_a_field_is_named_with_the_field(named: set[str]) -> None:
+    search: Any = SimpleNamespace(named=named)
+    for name in ("bm", "prefetch", "prefetch.kind", "prefetch.distance"):
+        whole = name.split(".")[0]
+        assert fitting._Search.is_named(search, name) == (bool(named & {name, whole})), name

@@ -6,13 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudal2gen.kernel import Problem, space
 from cudal2gen.tuner import record_answers
 from cudal2gen.tuner.language_model import chat
 from cudal2gen.tuner.language_model.chat import Chat, ReplayWire
 from cudal2gen.tuner.language_model.server import Endpoint, ServerWire
-from cudal2gen.tuner.language_model.transcript import AnswerOutcome, ChatRequest, Exchange, Message, Unavailable, read
+from cudal2gen.tuner.language_model.transcript import (
+    FORMS,
+    AnswerOutcome,
+    ChatRequest,
+    Exchange,
+    History,
+    Message,
+    Unavailable,
+    read,
+)
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from kernelproof.ground.errors import MissingLibrary, WrongInput
@@ -139,3 +150,26 @@ def test_connecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
     with pytest.raises(MissingLibrary, match=r"\[llm\]"):
         chat.connect(endpoint_found)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=6))
+def test_a_history_adds_up_what_exchanges_state_and_nothing_else(lines: list[tuple[str, int, int, bool]]) -> None:
+    """An exchange of which a line states no tokens, such as one that was refused, has none."""
+    history = History()
+    for problem, tokens_in, tokens_out, refused in lines:
+        stated = {"error": "refused"} if refused else {"tokens_in": tokens_in, "tokens_out": tokens_out, "cost": 0.5}
+        history.count(Exchange(run="r", digest="d", problem=problem, form=FORMS[0], **stated))
+    answered = [line for line in lines if not line[3]]
+    usage = history.usage
+    assert (usage.exchanges, usage.failed, usage.cost) == (len(lines), len(lines) - len(answered), 0.5 * len(answered))
+    assert (usage.tokens_in, usage.tokens_out) == (sum(line[1] for line in answered), sum(line[2] for line in answered))
+    for problem in "ab":
+        assert history.spent[problem] == sum(line[1] + line[2] for line in answered if line[0] == problem)
+
+
+def test_a_proposer_says_why_the_last_question_got_no_answer() -> None:
+    proposer = object.__new__(LlmProposer)
+    proposer._chat = Chat(object())  # type: ignore[arg-type]
+    assert proposer.failure == ""
+    proposer._chat.failure = Unavailable("the server is asleep")
+    assert proposer.failure == "the server is asleep"

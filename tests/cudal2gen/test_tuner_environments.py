@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ from cudal2gen.kernel import parse, space
 from cudal2gen.results import INCUMBENT
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
+from cudal2gen.timing.evidence import is_development
 from cudal2gen.tuner import executor
 from cudal2gen.tuner.environment import ModelEnvironment, Replay, Unrecorded, agreement, trial_of
 from tests.cudal2gen.hanging import Hanging
@@ -116,3 +118,12 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
     assert (second.median_us, second.reason) == (math.inf, "line 3: no")
     assert parse(first.record) == record
     assert json.loads(path.read_text().splitlines()[0])["kind"] == "trial"
+
+
+def test_half_of_the_problems_are_held_out_and_always_the_same_half() -> None:
+    """What was once held out must never be learned from. The last bit of a hash of n and k decides."""
+    sizes = [(64 * n, 64 * k) for n in range(1, 33) for k in range(1, 33)]
+    last = [hashlib.sha256(f"{n}_{k}".encode()).digest()[-1] for n, k in sizes]
+    development = [is_development(n, k) for n, k in sizes]
+    assert development == [byte % 2 == 0 for byte in last]
+    assert sum(development) / len(sizes) == pytest.approx(0.5, abs=0.05)
