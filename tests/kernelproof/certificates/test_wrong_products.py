@@ -234,10 +234,10 @@ def changed(before: str, after: str) -> Subject:
 
 def of_contract(before: str, after: str) -> Subject:
     """The product with another contract, whose formulas fit it."""
-    subject = PRODUCT.changed(before, after)
+    subject = PRODUCT.revise_contract(before, after)
     if "tile = [16" in after:
-        return subject.changed("m / 32", "m / 16")
-    return subject.changed("A(i,k)", "A(k,i)") if '["k", "m"]' in after else subject
+        return subject.revise_contract("m / 32", "m / 16")
+    return subject.revise_contract("A(i,k)", "A(k,i)") if '["k", "m"]' in after else subject
 
 
 def test_the_product_without_a_fault_is_certified() -> None:
