@@ -29,7 +29,7 @@ with a coefficient per lane, and data are known by their origin, not by their va
 from kernelproof.certificates import rests
 from kernelproof.certificates.certificate import ASSUMPTIONS, Certificate, Claim, prove, recheck
 from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, Fraction, Minimum, NotCertified, Quotient
+from kernelproof.certificates.facts import Facts, Fraction, Minimum, NotCertified, Quotient, Reciprocal
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
@@ -66,6 +66,7 @@ __all__ = [
     "Polynomial",
     "Program",
     "Quotient",
+    "Reciprocal",
     "Ring",
     "SharedAccess",
     "SingleShot",

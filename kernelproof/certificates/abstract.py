@@ -9,16 +9,16 @@ function without a replacement accepts known numbers only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from kernelproof.certificates.cells import Cells, joined
-from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.facts import NotCertified, Reciprocal
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.reductions import Terms
-from kernelproof.certificates.words import Word, polynomial, quotient
+from kernelproof.certificates.words import ScaledQuotient, Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
 
@@ -148,12 +148,16 @@ def _one_number(value: Any) -> int:
     return int(numbers.flat[0])
 
 
-def _high_product(a: Any, b: Any) -> Any:
+def high_product(a: Any, b: Any, quotient_of: Callable[[Any, Any], Word]) -> Any:
     """The high half of a product of two numbers of n bits: the product divided by 2^n, rounded down. Raises
-    NotCertified if that is not known, or a factor differs between lanes."""
+    NotCertified if that is not known, or a factor differs between lanes. ``quotient_of``: ``divide``, or what replaces
+    it."""
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.mulhi(a, b)
     word = a if isinstance(a, Word) else b
+    for factor, multiplier in ((a, b), (b, a)):
+        if isinstance(multiplier, Word) and (reciprocal := word.facts.reciprocal(multiplier.poly)) is not None:
+            return _scaled_quotient(factor, reciprocal, word, quotient_of)
     factors = [Word(polynomial(each, word.bits), word.bits, word.facts, word.signed).number() for each in (a, b)]
     if any(not each.same_in_all_lanes for each in factors):
         raise NotCertified("the high half of a product that differs between lanes")
@@ -164,6 +168,28 @@ def _high_product(a: Any, b: Any) -> Any:
             return Word(whole, word.bits, word.facts, word.signed)
     product = factors[0] * factors[1]
     return Word(quotient(product, 1 << word.bits, word.facts), word.bits, word.facts, word.signed)
+
+
+def _scaled_quotient(
+    factor: Any, reciprocal: Reciprocal, word: Word, quotient_of: Callable[[Any, Any], Word]
+) -> ScaledQuotient:
+    """The high half of ``factor`` times the multiplier of a reciprocal. ``word``: a word of the same type. Raises
+    NotCertified unless the factor is an unsigned number of 32 bits, from 1 to 2^31."""
+    number = Word(polynomial(factor, word.bits), word.bits, word.facts, word.signed).number()
+    if word.bits != 32 or word.signed:
+        raise NotCertified("a reciprocal is for unsigned numbers of 32 bits")
+    dividend = number - 1
+    for gap in (dividend, Polynomial.of((1 << 31) - 1) - dividend):
+        if not word.facts.holds(gap):
+            raise NotCertified(f"{dividend} is divided by a reciprocal, and may lie outside of 0 to 2^31 - 1")
+    divisor = Word(reciprocal.divisor, 32, word.facts)
+    return ScaledQuotient(quotient_of(Word(dividend, 32, word.facts), divisor), reciprocal.shift)
+
+
+def _shift_right(a: Any, count: Any) -> Any:
+    """shr by a number in a register. Raises NotCertified if that number or what is shifted depends on the problem,
+    except for quotients by reciprocals."""
+    return a.shifted(count) if isinstance(a, ScaledQuotient) else _concrete(arithmetic.shr, "shr")(a, count)
 
 
 def divide(a: Any, b: Any) -> Any:
@@ -295,7 +321,8 @@ def conversions(scope: dict[str, object], operands: str, output: str) -> dict[st
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
     """Replacements for functions of the emulator's arithmetic, by their names there. ``output``: the type of D."""
     return {
-        "bfi": _insert, "divide": divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack(output),
+        "bfi": _insert, "divide": divide, "remainder": _remainder, "pack_f32": _pack(output), "shr": _shift_right,
+        "mulhi": partial(high_product, quotient_of=divide),
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class OpenFacts(Facts):
     def of(cls, facts: Facts, *assumed: Polynomial) -> OpenFacts:
         return cls(
             dict(facts.bounds), [*facts.assumed, *assumed], facts.questions, list(facts.quotients),
-            list(facts.fractions), list(facts.minima),
+            list(facts.fractions), list(facts.minima), list(facts.reciprocals),
         )  # fmt: skip
 
     def learn(self, *assumed: Polynomial) -> None:

@@ -59,6 +59,23 @@ class Fraction(NamedTuple):
         return Fraction(*(None if each is None else change(each) for each in self))  # type: ignore[arg-type]
 
 
+class Reciprocal(NamedTuple):
+    """A number by which a kernel divides by a multiplication, and the names of what it multiplies and shifts by.
+
+    With s = floor(log2(divisor)), ``shift`` stands for s and ``multiplier`` for M = floor((2^(32 + s) - 1) / divisor).
+    Then x / divisor, rounded down, is the high half of the product (x + 1) * M, shifted to the right by s, for all x
+    from 0 to 2^31 - 1: ``tests/kernelproof/certificates/test_reciprocals.py`` says why.
+    """
+
+    divisor: Polynomial
+    multiplier: str
+    shift: str
+
+    def mapped(self, change: Callable[[Polynomial], Polynomial]) -> Reciprocal:
+        """The reciprocal for other problems: its divisor is changed by a function."""
+        return self._replace(divisor=change(self.divisor))
+
+
 class Minimum(NamedTuple):
     """``least`` is the smaller one of ``first`` and ``second``."""
 
@@ -72,8 +89,8 @@ class Facts:
     """Bounds of names and of products of names, all of which are at least 0, and polynomials that are at least 0.
 
     ``quotients``: names that are defined as quotients and rests. ``fractions``, ``minima``: names that are defined as
-    quotients by numbers that depend on the problem, and as the smaller one of two numbers. ``questions``: how many
-    questions bounds answered, and how many the solver.
+    quotients by numbers that depend on the problem, and as the smaller one of two numbers. ``reciprocals``: the names
+    by which the kernel divides. ``questions``: how many questions bounds answered, and how many the solver.
     """
 
     bounds: dict[Monomial, tuple[int, int]]
@@ -82,6 +99,7 @@ class Facts:
     quotients: list[Quotient] = field(default_factory=list)
     fractions: list[Fraction] = field(default_factory=list)
     minima: list[Minimum] = field(default_factory=list)
+    reciprocals: list[Reciprocal] = field(default_factory=list)
     _bounded: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
     # Of ``known``, by the polynomial: the answer, and how many of the assumed polynomials it takes into account.
     _answers: dict[object, tuple[Lanes, int]] = field(default_factory=dict)
@@ -89,7 +107,8 @@ class Facts:
     def extended(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
         """These facts with further bounds and assumptions."""
         return Facts(
-            self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients, self.fractions, self.minima
+            self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients, self.fractions,
+            self.minima, self.reciprocals,
         )  # fmt: skip
 
     def where(self, name: str, value: Polynomial, bounds: dict[Monomial, tuple[int, int]]) -> Facts:
@@ -108,6 +127,7 @@ class Facts:
             ],
             [each.mapped(replaced) for each in self.fractions],
             [Minimum(*map(replaced, x)) for x in self.minima],
+            [each.mapped(replaced) for each in self.reciprocals],
         )
 
     def fraction(self, dividend: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial] | None:
@@ -117,6 +137,10 @@ class Facts:
             if same and (each.given is None or self.known(each.given).min() == 1):
                 return each.whole, dividend - divisor * each.whole if each.rest is None else each.rest
         return None
+
+    def reciprocal(self, multiplier: Polynomial) -> Reciprocal | None:
+        """The reciprocal whose multiplier a number is, else None."""
+        return next((x for x in self.reciprocals if multiplier.equals(Polynomial.named(x.multiplier))), None)
 
     def minimum(self, first: Polynomial, second: Polynomial) -> Polynomial | None:
         """The smaller one of two numbers if a name is defined as that, else None."""

@@ -94,8 +94,10 @@ class TensorMachine(TensorProducts):
 
     def load_address(self, address: Any, size: int, m: Mask, site: int, *_: int) -> Word:
         """ld.shared of the address of tensor memory, after a barrier of the CTA."""
-        self._together(m)
-        places = self.shared_places(address, size, self.all_lanes, site)
+        lanes = self.active(m)
+        if lanes is None:
+            raise NotCertified("no lane of a CTA executes a load from shared memory")
+        places = self.shared_places(address, size, lanes, site)
         if size != WORD or (places != self.protocol.tensor.word).any() or not self.track.published:
             raise NotCertified("a load from shared memory that is not of the published address of tensor memory")
         self.facts.bounds.setdefault((BASE,), (0, COLUMNS))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,7 +75,10 @@ class ThreadMachine(Machine, ABC):
         # The text calls these names. They are replaced so that conditions which are not decided yet stay symbolic.
         arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
         pack = arithmetic_names["pack_f32"]
-        arithmetic_names |= {"divide": self.divide, "pack_f32": lambda *x: pack(*map(settled, x))}
+        arithmetic_names |= {
+            "divide": self.divide, "mulhi": partial(abstract.high_product, quotient_of=self.divide),
+            "pack_f32": lambda *x: pack(*map(settled, x)),
+        }  # fmt: skip
         select: Callable[..., Any] = lambda test, yes, no: chosen(test, yes, no, abstract.select)  # noqa: E731
         split: Callable[..., Any] = self.scope["SPLIT"]  # type: ignore[assignment]
         self.scope |= {

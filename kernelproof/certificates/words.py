@@ -382,6 +382,28 @@ class Union:
     __rand__ = __and__
 
 
+class ScaledQuotient:
+    """The high half of a product with the multiplier of a ``Reciprocal``. Only a shift of it is known: that by the
+    name ``shift``, which is ``quotient``."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, quotient: Word, shift: str) -> None:
+        self.quotient, self.shift = quotient, shift
+
+    def view(self, kind: Any) -> ScaledQuotient:
+        """The same bits as an unsigned number. Raises NotCertified for any other type."""
+        if np.dtype(kind) != np.dtype(np.uint32):
+            raise NotCertified(f"the high half of a product is taken for {kind}")
+        return self
+
+    def shifted(self, count: Operand) -> Word:
+        """The value shifted to the right. Raises NotCertified for any other count than ``shift``."""
+        if not (isinstance(count, Word) and count.poly.equals(Polynomial.named(self.shift))):
+            raise NotCertified("the high half of a product is shifted by another number than that of its reciprocal")
+        return self.quotient
+
+
 def decided(gap: Polynomial, facts: Facts) -> Any:
     """Whether a polynomial is at least 0, as an array of booleans, one per lane (of one element if all lanes have the
     same polynomial). If the answer depends on the problem, it is a Condition if facts are open; else Undecided is
