@@ -8,11 +8,13 @@ import pytest
 
 from cudal2gen import results, validator
 from cudal2gen.generation import compiler
+from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record
 from cudal2gen.validator import machine_code
 from kernelproof.emulator import UnknownMachineCode
 from tests.cudal2gen.covering import BRANCHES
-from tests.cudal2gen.paths import PATHS, small
+from tests.cudal2gen.faulty import Faulty
+from tests.cudal2gen.paths import PATHS, small, tensor
 from tests.draws import THOROUGH, draw_part_by_key
 
 # The families for Ampere, and their records that are judged.
@@ -24,7 +26,24 @@ JUDGED_STEP, NEWER_STEP = 15, 20
 NEWER = draw_part_by_key(
     lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], NEWER_STEP
 )
-BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
+# The statement of the text that allocates tensor memory.
+ALLOCATE = "  if (warp == 2) {\n    allocate_columns(shared.columns());\n  }\n"
+
+
+def allocating_in_a_branch(record: Record) -> Faulty:
+    """A kernel, which is right, with the statement that allocates in an else branch."""
+    text = render(record)
+    start, end = text.index("  if (warp == 1 && elected)"), text.index(ALLOCATE) + len(ALLOCATE)
+    before = text[start:end]
+    branch = f"  }} else{ALLOCATE[1:-1]} else if (warp == 3"
+    return Faulty(record, before, before.replace(ALLOCATE, "").replace("  }\n  if (warp == 3", branch))
+
+
+ALLOCATING = {
+    "alone": allocating_in_a_branch(tensor()),
+    "in a pair": allocating_in_a_branch(tensor(pair=True, cluster=[2, 1])),
+}
+BUILT_AHEAD = [*(PATHS[name] for name in (*OF_AMPERE, *NEWER)), *ALLOCATING.values()]
 
 
 @pytest.mark.one_in(4)
@@ -46,6 +65,16 @@ def test_every_branch_is_right_in_machine_code(number: int, name: str, library: 
 @pytest.mark.parametrize("name", NEWER)
 def test_newer_architectures_are_right_in_machine_code(name: str, library: Path) -> None:
     _right_on_its_smallest_problem(PATHS[name], library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALLOCATING)
+def test_an_allocation_is_read_wherever_ptxas_puts_its_parts(name: str, library: Path) -> None:
+    """In a branch, one lane alone ends the warp's right to allocate."""
+    allocating = ALLOCATING[name]
+    shape = min(validator.stress_shapes(allocating.record), key=lambda shape: shape.m * shape.n * shape.k)
+    case = validator.run_case(allocating.record, allocating.build(), library, shape, "integers", machine_code=True)[0]
+    assert case.findings == ()
 
 
 def _right_on_its_smallest_problem(record: Record, library: Path) -> None:

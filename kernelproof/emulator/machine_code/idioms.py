@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.emulator.state.sites import place
 from kernelproof.sass import Instruction
@@ -46,12 +48,19 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
             _replace(_replace_allocation, out, i, suffix)
         elif ins.name == "UTCATOMSWS" and "AND" in ins.modifiers:
             _replace(_replace_release, out, i, suffix)
-        elif ins.name == "UVIRTCOUNT":  # UVIRTCOUNT.DEALLOC.SMPOOL 0x80, of relinquish_alloc_permit
-            out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
+        elif ins.name == "UVIRTCOUNT":
+            _replace(_replace_relinquish, out, i, suffix)
         elif ins.opcode in ("STS.U8", "LDS.U8") and any(_ENDED_FLAG.match(text) for text in ins.operands):
             # @P0 STS.U8 [UR4+0x1c], R0 sets the flag, and LDS.U8 R0, [UR4+0x1c] reads it. Both become no operation.
             out[i] = replace(ins, opcode="YIELD", guard=None, operands=())
     return out
+
+
+def replaced_addresses(instructions: Sequence[Instruction]) -> list[range]:
+    """The addresses of the code of each allocation and release, in instructions that ``with_allocations`` returned."""
+    return [
+        range(ins.address, ins.target, BYTES) for ins in instructions if ins.name in REPLACED and ins.target is not None
+    ]
 
 
 def _replace(piece: _Replacement, out: list[Instruction], index: int, suffix: str) -> None:
@@ -123,8 +132,35 @@ def _literal(out: Sequence[Instruction], before: int, register: str) -> int:
 
 def _number_moved(ins: Instruction) -> tuple[int, str]:
     """The number that an instruction moves to a register, and that register; else zero and an empty name."""
+    if ins.opcode == "HFMA2" and ins.operands[1:3] == ("-RZ", "RZ"):
+        # HFMA2 R5, -RZ, RZ, 0, 8.94069671630859375e-07 moves two halves: 0xf, which is 15 * 2^-24.
+        high, low = (int(np.float16(text).view(np.uint16)) for text in ins.operands[3:])
+        return high << 16 | low, ins.operands[0]
     moves = ins.name in ("UMOV", "MOV") or ins.opcode == "IMAD.MOV.U32"
     return (int(ins.operands[-1], 0), ins.operands[0]) if moves and ins.operands[-1].startswith("0x") else (0, "")
+
+
+# tcgen05.relinquish_alloc_permit:
+#
+#         WARPSYNC.ALL                                <-- ``meeting``
+#         ELECT P1, URZ, PT                           <-- ``elect``
+#    @!P1 BRA NEXT                                    often left out: then the whole warp executes what follows
+#         UVIRTCOUNT.DEALLOC.SMPOOL 0x80              <-- ``index``
+#         STS.U8 [UR4+0x1c], R0                       the flag that allocation has ended
+#   NEXT:
+#
+# Warps relinquish as a whole. So TMEM_RELINQUISH stands at ``index``, or at ``meeting`` if a branch leaves one lane at
+# ``index``.
+def _replace_relinquish(out: list[Instruction], index: int, suffix: str) -> None:
+    """Put the end of a warp's right to allocate in the place of the instruction at an index, or of the warp's meeting
+    before it."""
+    nearby = range(index - 1, max(-1, index - _MAX_DISTANCE), -1)
+    elect = next((i for i in nearby if out[i].name == "ELECT"), index)
+    whole = index
+    if any(out[i].name == "BRA" and out[i].guard is not None for i in range(elect, index)):
+        whole = next(i for i in nearby if i < elect and out[i].opcode == "WARPSYNC.ALL")
+        out[index] = replace(out[index], opcode="YIELD", operands=())
+    out[whole] = replace(out[whole], opcode=RELINQUISH + suffix, operands=())
 
 
 # tcgen05.dealloc %taddr, 512:
@@ -144,7 +180,8 @@ def _number_moved(ins: Instruction) -> tuple[int, str]:
 #   NEXT:
 #
 # It is replaced by TMEM_RELEASED UR20 at ``start``, before UR4 is overwritten, and by TMEM_DEALLOC 512 at ``begin``,
-# which branches to NEXT.
+# which branches to NEXT. If the address has just been loaded, ptxas puts ``begin`` before ``start``. Then ``begin``
+# becomes no operation, and TMEM_DEALLOC follows TMEM_RELEASED.
 def _replace_release(out: list[Instruction], give_back: int, suffix: str) -> None:
     """Put a release in the place of the load before the ``UTCATOMSWS.AND`` at index ``give_back``."""
     begin = next(
@@ -155,7 +192,7 @@ def _replace_release(out: list[Instruction], give_back: int, suffix: str) -> Non
         if out[i].name == "CALL" and "unallocated_columns" in out[i].operands[-1]
     )  # fmt: skip
     start = next(
-        i for i in range(begin, begin - _MAX_DISTANCE, -1)
+        i for i in (*range(begin, max(-1, begin - _MAX_DISTANCE), -1), *range(begin, give_back))
         if out[i].name in ("ULOP3", "LOP3") and out[i].operands[2] == "0xffff"
     )  # fmt: skip
     window = out[max(0, begin - _MAX_DISTANCE) : give_back]
@@ -163,6 +200,9 @@ def _replace_release(out: list[Instruction], give_back: int, suffix: str) -> Non
     moved = [value for value, name in map(_number_moved, window) if name in shifted]
     columns = max(mask.bit_count() for mask in moved) * _GRANULE
     out[start] = replace(out[start], opcode=RELEASED, operands=(out[start].operands[1],))
+    if start > begin:
+        out[begin] = replace(out[begin], guard=None, opcode="YIELD", operands=())
+        begin = start + 1
     out[begin] = replace(
         out[begin], guard=None, opcode=FREE + suffix, target=out[end].address + BYTES, operands=(str(columns),)
     )

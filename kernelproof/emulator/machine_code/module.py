@@ -12,7 +12,7 @@ from kernelproof.emulator.frontend.ptx import Function, Imm, Instr, Label, Modul
 from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
-from kernelproof.emulator.machine_code.idioms import REPLACED, with_allocations
+from kernelproof.emulator.machine_code.idioms import REPLACED, replaced_addresses, with_allocations
 from kernelproof.emulator.machine_code.instructions.control import PRINT
 from kernelproof.emulator.machine_code.instructions.tensor_memory import load_scoreboards
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
@@ -55,6 +55,9 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
     schedule = hazards(function)
     function = replace(function, instructions=tuple(with_allocations(function.instructions)))
+    # An allocation is executed as one instruction, so the schedule of ptxas' code for it is not judged.
+    replaced = replaced_addresses(function.instructions)
+    schedule = [each for each in schedule if not any(each.earlier.address in addresses for addresses in replaced)]
     reachable = _reachable(function, data.functions(), data.system_functions() == {PRINT})
     # LDGDEPBAR commits a group of asynchronous copies to a scoreboard, UTMACMDFLUSH one of bulk stores.
     copy_boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")

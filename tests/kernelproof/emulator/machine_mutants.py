@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from kernelproof.emulator.machine_code.idioms import with_allocations
+from kernelproof.emulator.machine_code.idioms import replaced_addresses, with_allocations
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
 from kernelproof.sass.pipes import MEMORY, pipe_use
 from kernelproof.sass.registers import EFFECTS, PURE, STACK, read_operands, register_names, unread_instructions
@@ -199,10 +199,7 @@ def changes_execution(function: Function, mutant: Mutant) -> bool:
 
 def _is_replaced(function: Function, address: int) -> bool:
     """Whether an instruction belongs to the code that ptxas generates to allocate or release tensor memory."""
-    return any(
-        item.target is not None and item.opcode.startswith("TMEM_") and item.address <= address < item.target
-        for item in with_allocations(function.instructions)
-    )
+    return any(address in each for each in replaced_addresses(with_allocations(function.instructions)))
 
 
 def schedule_reason(before: Function, after: Function, known: set[Use]) -> str:
