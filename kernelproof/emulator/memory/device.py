@@ -16,7 +16,7 @@ from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, tak
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct, equal_bits
 from kernelproof.emulator.state.batch_state import BatchState
-from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope
+from kernelproof.emulator.state.scopes import CHECKED, CONSTANT, ORDERS, READ_ONLY, Scope
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Width in bytes -> an element whose bytes are all 1.
@@ -211,14 +211,14 @@ class DeviceMemory:
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """Global load of ``width`` bytes per lane. ``strong``: the load's strength, see ``state.scopes``; 0: weak."""
-        read_only = strong == READ_ONLY
-        if read_only:
+        read_only, constant = strong == READ_ONLY, strong == CONSTANT
+        if read_only or constant:
             strong = 0
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
         lanes, offset, places, form, elements = access
-        if self.needs_grid_wait:
+        if self.needs_grid_wait and not constant:
             self.check_grid_wait(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("ld.global", self.batch.size, offset, lanes, width)

@@ -8,6 +8,7 @@ The strength of an access is one small integer, which is 0 for a weak access:
     bit 4     ``READ_ONLY``: a load through the read-only path, which is weak
     bits 5-7  the size of a strong access, and above it whether it is a read-modify-write
     bit 8     ``VOLATILE``: a volatile load of shared memory in a kernel without a loop that polls, which is weak
+    bit 9     ``CONSTANT``: a load of constant memory, which no kernel writes
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ORDERS = 4
 READ_ONLY = 16
 # A volatile load in a kernel without a polling loop. It does not race with atomics; volatile stores are weak there.
 VOLATILE = 256
+# A load of constant memory. It is weak, and whatever another kernel does, its value is the same.
+CONSTANT = 512
 # A weak load whose value a compare-and-swap checks. It takes part in races as a relaxed load would.
 CHECKED = 8
 

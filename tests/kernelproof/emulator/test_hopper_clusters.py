@@ -240,6 +240,17 @@ def test_set_of_registers_by_a_part_of_a_warpgroup() -> None:
     assert "executed by 2 of 4 warps" in result.reports[0].message
 
 
+def test_constant_memory_may_be_read_before_the_previous_kernel_has_ended() -> None:
+    """No kernel writes it."""
+    memory = Memory()
+    out = memory.upload(np.empty(32, np.uint32), "output")
+    body = "ld.const.u32 %u, [table+4]; griddepcontrol.wait; mad.wide.u32 %g, %t, 4, %p; st.global.u32 [%g], %u;"
+    text = entry(body).replace(".visible .entry", ".const .align 4 .u32 table[2] = {5, 7};\n.visible .entry")
+    result = launch(text, [out, out], memory, overlapping=True)
+    assert result.reports == []
+    assert (out.download() == 7).all()
+
+
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_grid_dependency(overlapping: bool) -> None:
     """A kernel that overlaps with the previous one must wait before it touches memory; one waiting warp and a barrier

@@ -26,7 +26,7 @@ from kernelproof.emulator.frontend.mutation_operators import (
 from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.memory.atomics import AtomicKind
-from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, VOLATILE, Scope, scope_in, sized
+from kernelproof.emulator.state.scopes import CHECKED, CONSTANT, ORDERS, READ_ONLY, VOLATILE, Scope, scope_in, sized
 
 _SPACES = ("global", "shared", "local", "param", "const")
 # Cache operators are hints: a load with .cg or .cv is weak, even if it is used to poll.
@@ -252,7 +252,7 @@ def _load_call(e: Emitter, space: str, mem: Mem, size: int, mask: str, strengths
     if space == "generic":
         return f"N.load({address}, {size}, {mask}, {e.site()}, {strength}, {in_shared})"
     if space in ("global", "const"):
-        return f"G.load({address}, {size}, {mask}, {e.site()}, {strength})"
+        return f"G.load({address}, {size}, {mask}, {e.site()}, {CONSTANT if space == 'const' else strength})"
     raise e.fail(f"state space {space}")
 
 
