@@ -240,8 +240,10 @@ struct Launch {
   }
   // How many clusters it takes to cover D once.
   int64_t cluster_tiles(int m, int n, int groups = 1) const {
-    return ceil_div(row_tiles(m, groups), cluster_m) * ceil_div(ceil_div(n, bn), cluster_n);
+    return cluster_rows(m, groups) * cluster_cols(n);
   }
+  int64_t cluster_rows(int m, int groups = 1) const { return ceil_div(row_tiles(m, groups), cluster_m); }
+  int64_t cluster_cols(int n) const { return ceil_div(ceil_div(n, bn), cluster_n); }
   Scratch scratch(int m, int n, int k, int count, int64_t resident) const;
 
   Refusal refuse_sizes(int m, int n, int k) const;
@@ -419,6 +421,26 @@ inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
 
 // L2 eviction priorities, as createpolicy.fractional encodes them: normal, first, last.
 constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
+
+// A number by which kernels divide, with its reciprocal, as the Divisor of a kernel's text (templates/macros/tma.j2).
+struct Divisor {
+  uint32_t number, multiplier, shift = 0;
+
+  explicit Divisor(int64_t divisor) : number(uint32_t(divisor)) {
+    while (divisor >> (shift + 1)) ++shift;
+    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) - 1) / uint64_t(divisor));
+  }
+};
+
+// How a kernel numbers its cluster tiles, of which there are `rows` along m and `cols` along n: as the Bands of its text.
+struct Bands {
+  uint32_t along_n, along, across;
+  Divisor tiles, width, last_width;
+
+  Bands(int64_t rows, int64_t cols, int along_n, int band)
+      : along_n(uint32_t(along_n)), along(uint32_t(along_n ? cols : rows)), across(uint32_t(along_n ? rows : cols)),
+        tiles(int64_t(along) * band), width(band), last_width(across % uint32_t(band) ? across % uint32_t(band) : 1) {}
+};
 
 // The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention. swizzle_stride: columns
 // of a slice of a zsplit grid. along_n, band: tiles are visited in bands that are `band` tiles wide; bands run along n if along_n is 1, else

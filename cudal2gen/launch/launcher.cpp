@@ -481,8 +481,9 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (launch.batch != Batch::kNone) trailing[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
   void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, trailing[0], trailing[1]};
   Options options = own.options;
-  void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band, &options.policy_a,
-                  &options.policy_b, &parts.sums, &parts.arrivals, trailing[0], trailing[1], trailing[2]};
+  Bands bands(launch.cluster_rows(m, groups.count ? groups.count : 1), launch.cluster_cols(n), options.along_n, options.band);
+  void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &bands, &options.policy_a, &options.policy_b,
+                  &parts.sums, &parts.arrivals, trailing[0], trailing[1], trailing[2]};
   bool const tma = launch.convention == Convention::kTma;
   int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {

@@ -32,6 +32,7 @@ from kernelproof.certificates import (
     Pipeline,
     Polynomial,
     Program,
+    Reciprocal,
     Slices,
     TensorPlan,
     Tile,
@@ -44,10 +45,13 @@ ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
 MOST_TILES = 1 << 30  # most CTA tiles of a launch
 MOST_RESIDENT = 1 << 16  # most CTAs that a GPU runs at once
 WARPGROUP = 4 * WARP  # threads
-PARAMETERS = 14  # of a kernel; one more if the rest of D's columns has a tensor map of its own
+PARAMETERS = 13  # of a kernel; one more if the rest of D's columns has a tensor map of its own
+BANDS = 8  # the parameter that is the struct Bands
 LOADS = 8  # vectors that a thread loads at once when it adds partial sums (``templates/macros/parts.j2``)
 _MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address
 named = Polynomial.named
+# Names: the tiles across a last band that is narrower than the others, and stems of the names for divisors of Bands.
+LAST_WIDTH, DIVISORS = "last_width", ("tiles", "width", "last")
 
 
 def refusal(record: TmaRing) -> str:
@@ -117,28 +121,65 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
             ranks = range(record.cluster_ctas)
             if record.summed_in == "cluster":
-                ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
+                ctas = [_slice_contract(record, program, item, rank) for rank in ranks]
                 pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
             else:
-                ctas = [_contract(record, program, item, along_n, place_of(record, rank)) for rank in ranks]
-                pipelines = [pipeline_of(record, program, item, along_n, rank) for rank in ranks]
+                ctas = [_contract(record, program, item, place_of(record, rank)) for rank in ranks]
+                pipelines = [pipeline_of(record, program, item, rank) for rank in ranks]
                 if record.summed_in == "workspace":
-                    pipelines = [_with_parts(record, x, program, item, along_n) for x in pipelines]
+                    pipelines = [_with_parts(record, x, program, item) for x in pipelines]
             peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
             yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
+
+
+class Bands(NamedTuple):
+    """How a launch numbers its tiles (a tile of a cluster counts as one): the struct Bands of a kernel's text.
+
+    ``rows``, ``cols``: how many rows and columns of tiles there are. ``band``: tiles across a full band. ``along_n``:
+    1 if bands run along n, else 0. ``last``: tiles across the last band if that is narrower; of a launch in which it is
+    not, or need not be known, a name.
+    """
+
+    rows: Polynomial
+    cols: Polynomial
+    band: Polynomial
+    along_n: int
+    last: Polynomial = named(LAST_WIDTH)
+
+    @property
+    def names(self) -> dict[str, Polynomial]:
+        """The values of the names by which a launch is stated as long as no item is known."""
+        values = {"tiles_m": self.rows, "tiles_n": self.cols, "band": self.band, LAST_WIDTH: self.last}
+        return {name: value for name, value in values.items() if not value.equals(named(name))}
+
+    @property
+    def along(self) -> Polynomial:
+        """Tiles along a band."""
+        return self.cols if self.along_n else self.rows
+
+    @property
+    def across(self) -> Polynomial:
+        """Tiles across all bands."""
+        return self.rows if self.along_n else self.cols
+
+    @property
+    def reciprocals(self) -> list[Reciprocal]:
+        """The numbers by which a kernel divides to find a tile's place, in the order of the struct Bands."""
+        divisors = self.along * self.band, self.band, self.last
+        return [
+            Reciprocal(x, f"{name}_multiplier", f"{name}_shift") for name, x in zip(DIVISORS, divisors, strict=True)
+        ]
 
 
 class Item(NamedTuple):
     """The tile of a CTA's item, and its place among all tiles (a tile of a cluster counts as one).
 
-    ``band``: tiles across a full band. ``number``: the tile's number. ``rows``, ``cols``: how many rows and columns of
-    tiles there are. ``tile``: the tile's row and column. ``full``: whether its band is a full one.
+    ``bands``: how tiles are numbered. ``number``: the tile's number. ``tile``: its row and column. ``full``: whether
+    its band is a full one.
     """
 
-    band: Polynomial
+    bands: Bands
     number: Polynomial
-    rows: Polynomial
-    cols: Polynomial
     tile: tuple[Polynomial, Polynomial]
     full: bool
 
@@ -159,7 +200,8 @@ def any_item(along_n: int, full: bool) -> Item:
     number = named("bands") * band * along + named("at_along") * width + named("in_band")
     at = (named("at_along"), at_across)
     rows, cols = (across, along) if along_n else (along, across)
-    return Item(band, number, rows, cols, at[::-1] if along_n else at, full)
+    bands = Bands(rows, cols, band, along_n) if full else Bands(rows, cols, band, along_n, width)
+    return Item(bands, number, at[::-1] if along_n else at, full)
 
 
 def common_bounds(record: TmaRing) -> Bounds:
@@ -171,7 +213,9 @@ def common_bounds(record: TmaRing) -> Bounds:
     most = MOST_RESIDENT if record.summed_in == "workspace" else most_items_of(record)
     bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
-    return bounds
+    bounds[(LAST_WIDTH,)] = (1, MAX_BAND)
+    bounds |= {(f"{name}_multiplier",): (1, (1 << 32) - 1) for name in DIVISORS}
+    return bounds | {(f"{name}_shift",): (0, 31) for name in DIVISORS}
 
 
 def extents_of(record: TmaRing) -> tuple[int, int, int]:
@@ -216,16 +260,16 @@ def _entry(record: TmaRing, program: Program, along_n: int, place: tuple[Polynom
     if count > 1:
         limits = named("grid_x") - 1 - named("cta_x"), most_items_of(record) - rows * cols * count
         facts = with_slices(facts.extended({}, *limits), count, record.bk)
-    return launch_of(record, program, rows, cols, named("band"), along_n, facts, rank_of(record, place))
+    return launch_of(record, program, Bands(rows, cols, named("band"), along_n), facts, rank_of(record, place))
 
 
-def pipeline_of(record: TmaRing, program: Program, item: Item, along_n: int, rank: int) -> Pipeline:
+def pipeline_of(record: TmaRing, program: Program, item: Item, rank: int) -> Pipeline:
     """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
-    names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
-    entry = _entry(record, program, along_n, place_of(record, rank))
+    bands = item.bands
+    entry = _entry(record, program, bands.along_n, place_of(record, rank))
     current = _item_number(record, item)
     # Items after the CTA's next one; negative if it has no next one.
-    left = item.rows * item.cols * record.split_k - 1 - current - named("grid_x")
+    left = bands.rows * bands.cols * record.split_k - 1 - current - named("grid_x")
     ranks = range(record.cluster_ctas)
     own_ranks = [rank, rank ^ 1] if record.paired else [rank]  # a pair of CTAs multiplies together
     own_places = [(x % record.cluster[0], x // record.cluster[0]) for x in own_ranks]
@@ -236,14 +280,14 @@ def pipeline_of(record: TmaRing, program: Program, item: Item, along_n: int, ran
     # Rows of A and B that the CTA itself loads for a stage; other CTAs of its row or column load the rest.
     loaded_rows = record.part_a // record.sharers_a + record.part_b // record.sharers_b
     return Pipeline(
-        record.stages, groups_of(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
+        record.stages, groups_of(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), bands.names, current,
         named("grid_x"), left, rank, len(ranks),
         loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders,
         tensor=TensorPlan(record.tensor_tiles, record.bk, record.paired) if record.tensor_tiles else None,
     )  # fmt: skip
 
 
-def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Item, along_n: int) -> Pipeline:
+def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Item) -> Pipeline:
     """The pipeline with what the claim states about partial sums.
 
     Only the tile of a cluster's first CTA always begins within D. For the others there are two contracts.
@@ -260,12 +304,12 @@ def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: Ite
         record.atom_cols // 8 if record.tensor_tiles else 0,
     )  # fmt: skip
     cases = (False, True) if ctas > 1 else (None,)
-    within, *passed = (_contract(record, program, item, along_n, place, beyond) for beyond in cases)
-    adders = Adders(_entry(record, program, along_n, place), within, tuple(passed))
+    within, *passed = (_contract(record, program, item, place, beyond) for beyond in cases)
+    adders = Adders(_entry(record, program, item.bands.along_n, place), within, tuple(passed))
     if not pipeline.rank:
         return replace(pipeline, parts=parts, adders=adders)
     own = place_of(record, pipeline.rank)
-    stores = tuple(_contract(record, program, item, along_n, own, beyond) for beyond in cases)
+    stores = tuple(_contract(record, program, item, own, beyond) for beyond in cases)
     return replace(pipeline, parts=parts, adders=adders, stores=stores)
 
 
@@ -301,24 +345,23 @@ def item_bounds(record: TmaRing, item: Item) -> Bounds:
 
 
 def _contract(
-    record: TmaRing, program: Program, item: Item, along_n: int, place: tuple[Polynomial, Polynomial],
-    beyond: bool | None = None,
+    record: TmaRing, program: Program, item: Item, place: tuple[Polynomial, Polynomial], beyond: bool | None = None
 ) -> Contract:  # fmt: skip
     """The contract of the CTA at a place of its cluster, while it computes an item. ``beyond``: whether its tile begins
     beyond D, None if that is not stated."""
     bounds = item_bounds(record, item) | rank_bounds(record)
     count, current = record.split_k, _item_number(record, item)
-    items, most_items = item.rows * item.cols * count, most_items_of(record)
+    items, most_items = item.bands.rows * item.bands.cols * count, most_items_of(record)
     # Each of these is at least 0. The third one bounds the number of the CTA's next item, so that it does not overflow.
     assumed = [
         most_items - items, most_items - 1 - current, 2 * most_items - 1 - current - named("grid_x"),
-        MAX_BAND - item.band, *rest_limits(record),
+        MAX_BAND - item.bands.band, *rest_limits(record),
     ]  # fmt: skip
     facts = Facts(bounds, assumed)
     if count > 1:
         facts = with_slices(facts.extended({}, most_items // count - 1 - item.number), count, record.bk)
     rank = rank_of(record, place)
-    contract = launch_of(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
+    contract = launch_of(record, program, item.bands, facts, rank)
     row, col = (
         (x * each + at) * size
         for x, each, at, size in zip(item.tile, record.cluster, place, (record.bm, record.bn), strict=True)
@@ -342,14 +385,14 @@ def _contract(
     )  # fmt: skip
 
 
-def _slice_contract(record: TmaRing, program: Program, item: Item, along_n: int, rank: int) -> Contract:
+def _slice_contract(record: TmaRing, program: Program, item: Item, rank: int) -> Contract:
     """The contract of a CTA whose cluster adds the slices of one tile. Its only item is the slice of its rank."""
     most, count = most_items_of(record), record.split_k
-    tiles = item.rows * item.cols
-    assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *rest_limits(record)]
+    tiles = item.bands.rows * item.bands.cols
+    assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.bands.band, *rest_limits(record)]
     facts = with_slice(Facts(item_bounds(record, item), assumed), rank, count, record.bk)
     first, total = slice_of(rank, count)
-    contract = launch_of(record, program, item.rows, item.cols, item.band, along_n, facts, rank, total)
+    contract = launch_of(record, program, item.bands, facts, rank, total)
     row, col = (x * size for x, size in zip(item.tile, (record.bm, record.bn), strict=True))
     return replace(
         contract, tile=Tile(row, col, record.bm, record.bn), first=first * record.bk,
@@ -371,17 +414,13 @@ def _slice_pipeline(record: TmaRing, cta: Contract, item: Item, rank: int) -> Pi
 def launch_of(
     record: TmaRing,
     program: Program,
-    rows: Polynomial,
-    cols: Polynomial,
-    band: Polynomial,
-    along_n: int,
+    bands: Bands,
     facts: Facts,
     rank: Polynomial | int,
     total: Polynomial | None = None,
 ) -> Contract:
-    """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles.
-    ``total``: all k-tiles, if the rank decides which of them an item has. Raises NotCertified if the kernel has
-    another number of parameters than the launcher passes."""
+    """The contract of a launch, for the CTA of this rank. ``total``: all k-tiles, if the rank decides which of them
+    an item has. Raises NotCertified if the kernel has another number of parameters than the launcher passes."""
     launch = record.launch
     rest = launch.box_d_rest_cols
     # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.
@@ -395,7 +434,7 @@ def launch_of(
     m, n, k = (
         covered - (size - 1) + rests.number(f"in_{x}", size)
         for x, covered, size in (
-            ("m", rows * high, high), ("n", cols * wide, wide), ("k", total * record.bk, record.bk)
+            ("m", bands.rows * high, high), ("n", bands.cols * wide, wide), ("k", total * record.bk, record.bk)
         )
     )  # fmt: skip
     element, output, along = record.element, record.output, record.along_k
@@ -416,11 +455,16 @@ def launch_of(
         BoxMap(name, program.offsets[parameter], box_rows, box_cols, _span(box_cols * element.bytes))
         for name, parameter, box_rows, box_cols in boxes
     )
-    values = (
-        (named("d", alignment), 64), (ldd, 32), (m, 32), (n, 32), (k, 32), (Polynomial.of(along_n), 32), (band, 32),
-        (named("policy_a"), 64), (named("policy_b"), 64), (named(PARTIALS, ALIGNMENT), 64), (named(ARRIVALS, 4), 64),
-    )  # fmt: skip
-    parameters = dict(zip(program.offsets[3:PARAMETERS], values, strict=True))
+    values = {
+        3: (named("d", alignment), 64), 4: (ldd, 32), 5: (m, 32), 6: (n, 32), 7: (k, 32), 9: (named("policy_a"), 64),
+        10: (named("policy_b"), 64), 11: (named(PARTIALS, ALIGNMENT), 64), 12: (named(ARRIVALS, 4), 64),
+    }  # fmt: skip
+    parameters = {program.offsets[number]: value for number, value in values.items()}
+    words = [Polynomial.of(bands.along_n), bands.along, bands.across]
+    for each in bands.reciprocals:
+        words += [each.divisor, named(each.multiplier), named(each.shift)]
+    parameters |= {program.offsets[BANDS] + 4 * i: (word, 32) for i, word in enumerate(words)}
+    facts = replace(facts, reciprocals=bands.reciprocals)
     ctas = record.cluster_ctas
     special = {"%ctaid.x": named("cta_x") * ctas + rank, "%nctaid.x": named("grid_x") * ctas}
     return Contract(record.threads, record.smem_bytes, parameters, special, matrices, item_k, None, facts, maps=maps)

@@ -32,6 +32,7 @@ from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.tma_ring import MAX_BAND, TmaRing
 from cudal2gen.validator.ring_contracts import (
     ALIGNMENT,
+    Bands,
     Item,
     any_item,
     common_bounds,
@@ -81,9 +82,7 @@ LONGER, AT, FIRST = "longer", "in_wave", "first_tile"
 # Names for a share: the tile and the k-tile in it at which the share begins; its length; its k-tiles in a second tile.
 SHARE_TILE, SHARE_FIRST, LENGTH, OVER = "share_tile", "share_first", "share_length", "share_over"
 # Names for an empty item, whose tile does not matter: its tile in the last wave, and where the text finds that tile.
-EMPTY, EMPTY_END, EMPTY_BAND, EMPTY_WIDTH, EMPTY_ALONG = (
-    f"empty_{x}" for x in ("tile", "end", "band", "width", "along")
-)
+EMPTY, EMPTY_END, EMPTY_BAND, EMPTY_ALONG = (f"empty_{x}" for x in ("tile", "end", "band", "along"))
 FIRST_PART, PARTS = "first_part", "parts"  # of a tile: the first cluster with a part of it, and how many parts it has
 
 
@@ -103,7 +102,7 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
         for full in (True, False):
             band = f"{'whole bands' if full else 'the last and narrower band'}, along {'n' if along_n else 'm'}"
             for shares in (False, True):
-                wave = _Wave(record, program, along_n, any_item(along_n, full), shares)
+                wave = _Wave(record, program, any_item(along_n, full), shares)
                 title = f"tiles of {band}; {'the last wave is shared out' if shares else 'all waves are full'}"
                 pipelines = [wave.pipeline(rank) for rank in range(record.cluster_ctas)]
                 contracts = [pipeline.kinds[0].contract for pipeline in pipelines]
@@ -120,7 +119,6 @@ class _Wave:
 
     record: TmaRing
     program: Program
-    along_n: int
     item: Item
     shares: bool
 
@@ -137,7 +135,7 @@ class _Wave:
     @cached_property
     def tail(self) -> Polynomial:
         """T, computed from the number of an item of the last wave. The item's tile is number AT in that wave."""
-        return self.item.rows * self.item.cols - self.item.number + named(AT)
+        return self.item.bands.rows * self.item.bands.cols - self.item.number + named(AT)
 
     def _bounds(self) -> Bounds:
         """Bounds of the names of a launch and of shares."""
@@ -210,9 +208,7 @@ class _Wave:
         facts = self._facts(
             self._launch_bounds(high, wide), rows * cols, tail, named(STEPS), named(LEAST), *known
         )  # fmt: skip
-        return launch_of(
-            record, self.program, rows, cols, named("band"), self.along_n, facts, rank_of(record, place), named(STEPS)
-        )
+        return launch_of(record, self.program, self._unknown_bands(), facts, rank_of(record, place), named(STEPS))
 
     def _launch_bounds(self, high: int, wide: int) -> Bounds:
         """Bounds of the names of a launch in which no item is named. ``high``, ``wide``: extents of a cluster tile."""
@@ -226,9 +222,7 @@ class _Wave:
         """The contract of the CTA at a place of its cluster while it computes the item. ``steps``: the k-tiles of a
         tile."""
         record, item = self.record, self.item
-        contract = launch_of(
-            record, self.program, item.rows, item.cols, item.band, self.along_n, facts, rank_of(record, place), steps
-        )
+        contract = launch_of(record, self.program, item.bands, facts, rank_of(record, place), steps)
         row, col = (
             (x * each + at) * size
             for x, each, at, size in zip(item.tile, record.cluster, place, (record.bm, record.bn), strict=True)
@@ -240,14 +234,13 @@ class _Wave:
         item, most = self.item, most_items_of(self.record)
         bounds = item_bounds(self.record, item) | rank_bounds(self.record) | self._bounds()
         limits = (
-            most - 1 - item.number, 2 * most - 1 - item.number - named(CLUSTERS), MAX_BAND - item.band,
+            most - 1 - item.number, 2 * most - 1 - item.number - named(CLUSTERS), MAX_BAND - item.bands.band,
         )  # fmt: skip
-        return bounds, item.rows * item.cols, limits
+        return bounds, item.bands.rows * item.bands.cols, limits
 
     def _names(self, tail: Polynomial, steps: Polynomial, least: Polynomial) -> dict[str, Polynomial]:
         """The values of the names of the entry for an item."""
-        names = {"tiles_m": self.item.rows, "tiles_n": self.item.cols, "band": self.item.band}
-        return names | {TAIL: tail, STEPS: steps, LEAST: least}
+        return self.item.bands.names | {TAIL: tail, STEPS: steps, LEAST: least}
 
     # --- kinds of items
 
@@ -350,24 +343,30 @@ class _Wave:
             at - 1, own - tiles, steps - 1 - own, steps - 1 - tiles,
         )  # fmt: skip
 
-    def _empty_item(self, part_index: int) -> ItemKind:
+    def _unknown_bands(self) -> Bands:
+        """The bands of a launch in which no item is named."""
+        return Bands(named("tiles_m"), named("tiles_n"), named("band"), self.item.bands.along_n)
+
+    def _empty_item(self, part_index: int, is_full: bool) -> ItemKind:
         """An empty item of a share: the first one (``part_index`` 0) of a share without k-tiles, or the second one of a
-        share that lies in one tile."""
+        share that lies in one tile. ``is_full``: whether the band in which the text finds its tile is a full one."""
         record, (high, wide, _) = self.record, extents_of(self.record)
-        rows, cols, band = named("tiles_m"), named("tiles_n"), named("band")
-        along, across = (cols, rows) if self.along_n else (rows, cols)
+        bands = self._unknown_bands()
+        left = bands.across - named(EMPTY_BAND) * bands.band  # tiles across from this band on
+        if not is_full:
+            bands = bands._replace(last=left)
+        rows, cols, band, along = bands.rows, bands.cols, bands.band, bands.along
         tiles, tail, steps, at = rows * cols, named(TAIL), named(STEPS), named(EMPTY)
         begin = named(SHARE_TILE) * steps + named(SHARE_FIRST)
         length, longer = (named(LENGTH), named(LONGER)) if part_index else (ZERO, ZERO)
         end, number = begin + length, tiles - tail + at
-        in_band, width = number - named(EMPTY_BAND) * band * along, named(EMPTY_WIDTH)
-        bounds: Bounds = {(EMPTY_BAND,): (0, max(high, MAX_EXTENT)), (EMPTY_WIDTH,): (1, MAX_BAND)}
-        bounds |= {(EMPTY_ALONG,): (0, MAX_EXTENT)}
+        in_band, width = number - named(EMPTY_BAND) * band * along, band if is_full else left
+        bounds: Bounds = {(EMPTY_BAND,): (0, max(high, MAX_EXTENT)), (EMPTY_ALONG,): (0, MAX_EXTENT)}
         facts = self._share_facts(
             self._launch_bounds(high, wide) | bounds, tiles, tail, steps, begin, named(SHARE_TILE), length, longer,
             steps - named(SHARE_FIRST) - length, steps - 1 - named(SHARE_FIRST), tail - 1 - at,
             end - at * steps, steps - end + at * steps, in_band, most_items_of(record) - in_band,
-            across - named(EMPTY_BAND) * band - 1, number, most_items_of(record) - number,
+            *((left - band,) if is_full else (left - 1, band - 1 - left)), number, most_items_of(record) - number,
         )  # fmt: skip
         # The kernel takes the tile that contains ``end``, or the last tile if ``end`` is after it.
         found = named(EMPTY_END) if part_index else named(SHARE_TILE)
@@ -375,14 +374,12 @@ class _Wave:
             Fraction(end, steps, found), Fraction(number, along * band, named(EMPTY_BAND)),
             Fraction(in_band, width, named(EMPTY_ALONG)),
         ]  # fmt: skip
-        facts.minima += [
-            Minimum(found, tail - 1, at), Minimum(across - named(EMPTY_BAND) * band, band, width),
-        ]  # fmt: skip
-        contract = launch_of(
-            record, self.program, rows, cols, band, self.along_n, facts, 0, steps
-        )  # fmt: skip
+        facts.minima.append(Minimum(found, tail - 1, at))
+        contract = launch_of(record, self.program, bands, facts, 0, steps)
         current = tiles - tail + named(CLUSTER) + named(CLUSTERS) * part_index
-        return ItemKind(contract, {LEAST: length - longer}, current, ((bool(part_index), ()),), is_empty=True)
+        return ItemKind(
+            contract, bands.names | {LEAST: length - longer}, current, ((bool(part_index), ()),), is_empty=True
+        )
 
     def _loop_contract(self, rank: int) -> Contract:
         """The contract of the loop over k-tiles, for items of every kind: TILES k-tiles of STEPS, from FIRST on."""
@@ -396,12 +393,12 @@ class _Wave:
 
     def pipeline(self, rank: int) -> Pipeline:
         """The roles of the warps of the CTA of this rank, for items of every kind."""
-        base = pipeline_of(self.record, self.program, self.item, self.along_n, rank)
+        base = pipeline_of(self.record, self.program, self.item, rank)
         kinds = [self._full_wave_item(rank)]
         if self.shares:
             kinds = [*self._parts(rank), *kinds]
-            for part_index in (0, 1):
-                empty = self._empty_item(part_index)
+            for part_index, is_full in product((0, 1), (True, False)):
+                empty = self._empty_item(part_index, is_full)
                 ranked = {"%ctaid.x": empty.contract.special["%ctaid.x"] + rank}
                 special = {**empty.contract.special, **ranked}
                 kinds.append(replace(empty, contract=replace(empty.contract, special=special)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ SOURCE = """
 #include <string.h>
 
 int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8], idle_memsets, idle_launches, idle_refuses_both;
+unsigned idle_words[32], idle_wanted, idle_argument; /* of an argument of the last launch; no words unless wanted */
 size_t idle_count, idle_kernels, idle_cleared;
 long long idle_clock, idle_costs[16]; /* ns; of a launch by the order in which kernels were opened, from 1 on */
 
@@ -108,6 +110,7 @@ int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, 
       idle_overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
     else if (config->attrs[i].id == cudaLaunchAttributeCooperative)
       idle_cooperates = config->attrs[i].val.cooperative;
+  if (idle_wanted) memcpy(idle_words, arguments[idle_argument], idle_wanted * sizeof *idle_words);
   ++idle_launches;
   if (idle_refuses_both && idle_overlaps && idle_cooperates) return 801;
   return function || arguments ? 0 : 0;
@@ -163,6 +166,19 @@ def memsets(library: Path) -> int:
 def launches(library: Path) -> int:
     """The number of launches so far, with the refused ones."""
     return _number(library, "idle_launches")
+
+
+@contextmanager
+def words_of(library: Path, argument: int, count: int) -> Iterator[ctypes.Array[ctypes.c_uint]]:
+    """The first ``count`` words (of 32 bits, at most 32) of an argument of each launch, after it. ``argument``: its
+    number; it must have so many words."""
+    opened = ctypes.CDLL(str(library))
+    wanted = ctypes.c_uint.in_dll(opened, "idle_wanted")
+    ctypes.c_uint.in_dll(opened, "idle_argument").value, wanted.value = argument, count
+    try:
+        yield (ctypes.c_uint * count).in_dll(opened, "idle_words")
+    finally:
+        wanted.value = 0
 
 
 def refuse_both(library: Path, refuses: bool) -> None:

@@ -174,7 +174,7 @@ OF_MAPS: dict[str, tuple[str, str]] = {
     "B is not shared": ("gemm.batches.b ? work.batch : 0", "work.batch"),
     "A is shared": ("gemm.batches.a ? work.batch : 0", "0"),
     "D is stored to the first": ("gemm.batch = batch;", ""),
-    "one product is computed": ("clusters_n(gemm) * gemm.batches.count;", "clusters_n(gemm);"),
+    "one product is computed": ("cluster_tiles(gemm) * gemm.batches.count;", "cluster_tiles(gemm);"),
 }
 OF_FUSED: dict[str, tuple[str, str]] = {
     "products share the bias": ("gemm.fused.bias += batch * gemm.batches.bias;", ""),

@@ -10,17 +10,18 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import launch as contract
 from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, LaunchOperands, Matrix, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Layout
+from cudal2gen.kernel.tma_ring import MAX_BAND
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from kernelproof import emulator
 from kernelproof.emulator.host import kernel_calls as host
-from tests.cudal2gen import idle_runtime
+from tests.cudal2gen import bands, idle_runtime
 from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO_CONSUMERS, once, ring, small
 
 VALUE, NO_DEVICE, NO_FILE, NO_SYMBOL, MISALIGNED = 1, 100, 301, 500, 716  # codes of cudaError
@@ -459,6 +460,24 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(
 
 
 # --- the runtime that torch shares ---
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_kernel_is_told_how_its_tiles_are_numbered(
+    data: st.DataObject, library: Path, idle: Path, tmp_path: Path
+) -> None:
+    """Rows and columns of tiles, bands and the reciprocals for divisions, up to the largest extents."""
+    record = ring(cluster=data.draw(st.sampled_from([[1, 1], [1, 2], [2, 1]])))
+    along_n, band = data.draw(st.integers(0, 1)), data.draw(st.integers(1, MAX_BAND))
+    (tmp_path / "kernel.launch").write_text(record.launch.write())
+    with OpenKernel(library, tmp_path, {"raster_axis": along_n, "raster_group": band}, idle) as kernel:
+        m = data.draw(st.integers(1, MAX_EXTENT))
+        n = 8 * data.draw(st.integers(1, MAX_EXTENT // 8 if m < MAX_EXTENT // 1024 else 64))
+        with idle_runtime.words_of(idle, 8, bands.WORDS) as passed:
+            kernel.launch(1 << 20, 64, 1 << 21, 64, 1 << 22, n, m, n, 64, 0, 0)
+            high, wide = record.bm * record.cluster[0], record.bn * record.cluster[1]
+            assert list(passed) == bands.words(-(-m // high), -(-n // wide), along_n, band)
 
 
 def last_error() -> int:

@@ -18,12 +18,12 @@ from cudal2gen.validator import Shape, run_case, stress_shapes
 from kernelproof import sass
 from kernelproof.emulator.hopper.bulk import Bulk
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.paths import ring, tensor
+from tests.cudal2gen.paths import ring, tensor, warps
 
 WAIT = "wait_for_previous_kernel();"
 BEHIND_TILE = f"    if (work.row + work.col >= 0) {{\n      {WAIT}\n    }}\n"
 LOOP = "    for (int step = work.first; step < work.last; ++step) {\n      const uint32_t stage"
-STORING = f"    {WAIT}\n    store_tiles(gemm, shared, rank, columns);"
+STORING = f"    {WAIT}\n    store_tiles(gemm, shared, rank, load_word(shared.columns()));"
 CONSUMING = f"    {WAIT}\n    consume(gemm, shared, rank);"
 SLICED = tensor(split_k=3, pdl=True)
 Box = tuple[int, ...]  # the address of its tensor map, and its coordinates
@@ -32,6 +32,7 @@ Boxes = dict[tuple[Bulk, int], list[Box]]  # those of each loading thread, a lan
 EARLY: dict[str, Record] = {
     "wgmma": ring(pdl=True),
     "wgmma, a shared last wave": ring(stream_k=True, pdl=True),
+    "mma.sync": warps(pdl=True),
     "tcgen05": tensor(pdl=True),
     "tcgen05, a shared last wave": tensor(stream_k=True, pdl=True),
 }
@@ -72,7 +73,8 @@ ASKING_AMISS = {
     "another CTA's part": Faulty(ASKING["wgmma, parts of a shared B"], f"{EARLIEST}, rank_m", f"{EARLIEST}, 0"),
 }
 BUILT_AHEAD = [*EARLY.values(), *FAULTS.values(), *ASKING.values(), *ASKING_AMISS.values()]
-MOST_BEHIND = 40  # instructions between the wait and the first load
+MOST_AFTER = 40  # instructions between the wait and the first load
+MOST_BEFORE = 150  # instructions from the kernel's entry to the first load
 
 
 @pytest.mark.slow
@@ -87,10 +89,22 @@ def test_memory_that_is_read_before_the_wait_is_a_finding(fault: str, library: P
 @pytest.mark.parametrize("name", EARLY)
 def test_no_tile_is_computed_between_the_wait_and_the_first_load(name: str) -> None:
     (function,) = sass.disassemble(compiler.build([EARLY[name]])[0].cubin)
-    behind = min(ways_to_a_load(sass.Graph(function)), key=len)
-    divisions = [item for item in behind if item.name == "MUFU"]  # of numbers that are known at run time
+    after = min(ways_to_a_load(sass.Graph(function)), key=len)
+    divisions = [item for item in after if item.name == "MUFU"]  # of numbers that are known at run time
     assert not divisions
-    assert len(behind) <= MOST_BEHIND
+    assert len(after) <= MOST_AFTER
+
+
+@pytest.mark.parametrize("name", [name for name in EARLY if "shared" not in name])
+def test_the_way_to_the_first_load_has_no_division(name: str) -> None:
+    """Tile numbers are divided by reciprocals."""
+    (function,) = sass.disassemble(compiler.build([EARLY[name]])[0].cubin)
+    graph = sass.Graph(function)
+    way = shortest(graph, 0, list(graph.blocks[0].instructions), "UTMALDG")
+    assert way is not None
+    names = [item.name for item in way]
+    assert "MUFU" not in names
+    assert len(names) <= MOST_BEFORE
 
 
 @pytest.mark.parametrize("name", ASKING)
@@ -156,17 +170,28 @@ def test_a_record_that_asks_without_overlap_says_so() -> None:
 def ways_to_a_load(graph: sass.Graph) -> Iterator[list[sass.Instruction]]:
     """For each wait for the previous kernel from which a load of a box can be reached: the instructions between them,
     on the shortest way."""
-    for block in graph.blocks:
+    for block in waits(graph):
         names = [item.name for item in block.instructions]
-        if "ACQBULK" not in names:
-            continue
-        todo, seen = [(list(block.instructions[names.index("ACQBULK") + 1 :]), block.index)], set[int]()
-        while todo:
-            way, at = todo.pop(min(range(len(todo)), key=lambda i: len(todo[i][0])))
-            load = next((i for i, item in enumerate(way) if item.name == "UTMALDG"), None)
-            if load is not None:
-                yield way[:load]
-                break
-            ahead = set(graph.blocks[at].successors) - seen
-            seen |= ahead
-            todo += [([*way, *graph.blocks[to].instructions], to) for to in sorted(ahead)]
+        way = shortest(graph, block.index, list(block.instructions[names.index("ACQBULK") + 1 :]), "UTMALDG")
+        if way is not None:
+            yield way
+
+
+def waits(graph: sass.Graph) -> list[sass.Block]:
+    """The blocks in which a kernel waits for the previous one."""
+    return [block for block in graph.blocks if any(item.name == "ACQBULK" for item in block.instructions)]
+
+
+def shortest(graph: sass.Graph, block: int, way: list[sass.Instruction], end: str) -> list[sass.Instruction] | None:
+    """The shortest way from a block to an instruction of the name ``end``, which it does not include; None if there is
+    none. ``way``: the instructions in the block from which it begins."""
+    todo, seen = [(way, block)], set[int]()
+    while todo:
+        way, at = todo.pop(min(range(len(todo)), key=lambda i: len(todo[i][0])))
+        last = next((i for i, item in enumerate(way) if item.name == end), None)
+        if last is not None:
+            return way[:last]
+        ahead = set(graph.blocks[at].successors) - seen
+        seen |= ahead
+        todo += [([*way, *graph.blocks[to].instructions], to) for to in sorted(ahead)]
+    return None

@@ -59,8 +59,8 @@ FAULTS: dict[str, tuple[Record, str, str]] = {
         "stage",
     ),
     "rows of tiles overflow 16 bits": (
-        SMALL, "(cluster_m * kClusterM + rank % kClusterM) * kBM",
-        "int16_t((cluster_m * kClusterM + rank % kClusterM) * kBM)",
+        SMALL, "(cluster_m * kClusterM + int(rank % kClusterM)) * kBM",
+        "int16_t((cluster_m * kClusterM + int(rank % kClusterM)) * kBM)",
     ),
     "too few bytes are expected": (SMALL, "expect_bytes(full, kStageBytes);", "expect_bytes(full, kStageBytes - 128);"),
     "too many bytes are expected": (SMALL, "expect_bytes(full, kStageBytes);", "expect_bytes(full, kStageBytes + 16);"),
@@ -94,9 +94,18 @@ FAULTS: dict[str, tuple[Record, str, str]] = {
     ),
     "the kernel before is not waited for": (SMALL, 'asm volatile("griddepcontrol.wait;" ::: "memory");', ""),
     "columns of the tile beside": (
-        SMALL, "at_across = band + in_band % width", "at_across = band + (in_band + 1) % width",
+        SMALL, "at_across = first + in_band - at_along * width.number",
+        "at_across = first + (in_band + 1) % width.number",
     ),
-    "a band is narrower": (SMALL, "min(gemm.band, across - band)", "min(gemm.band, across - band - 1)"),
+    "a whole band is taken for the last one": (
+        SMALL, "bands.across - first < bands.width.number", "bands.across - first <= bands.width.number",
+    ),
+    "the last band is divided by the width of others": (
+        SMALL, "? bands.last_width : bands.width;", "? bands.width : bands.width;",
+    ),
+    "a quotient is one too small": (SMALL, "__umulhi(dividend + 1, multiplier)", "__umulhi(dividend, multiplier)"),
+    "a quotient is twice as large": (SMALL, "multiplier) >> shift;", "multiplier) >> (shift ? shift - 1 : 0);"),
+    "bands are told apart by their width": (SMALL, "bands.tiles.quotient(tile)", "bands.width.quotient(tile)"),
     "k begins one column later": (SMALL, "work.row, step * kBK,", "work.row, step * kBK + 1,"),
     "a swizzle of another row": (SMALL, "(lane / 16 ^ lane % 8) * 16", "(lane / 16 ^ lane % 4) * 16"),
     "a CTA takes each second item": (SMALL, "item += gridDim.x / kClusterCtas", "item += 2 * gridDim.x / kClusterCtas"),

@@ -20,10 +20,13 @@ from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.tma_ring import TmaRing
 from cudal2gen.validator import contracts
 from kernelproof.certificates import TILES, Contract, Facts, Pipeline, Ring, SingleShot, rests
+from tests.cudal2gen import bands
 from tests.cudal2gen.paths import PAIR, once, ring, small, tensor, warps
 from tests.cudal2gen.test_wave_contracts import Launch, check, place_names, value
 
 Names = dict[str, int]
+# Where the parameters of a kernel with tensor maps begin, in bytes; parameter 8 is the struct Bands.
+OFFSETS = [*range(0, 72, 8), *range(64 + 4 * bands.WORDS, 64 + 4 * bands.WORDS + 40, 8)]
 
 
 def check_all(facts: Facts, names: Names) -> None:
@@ -246,6 +249,7 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
         "cta_x": number % launch.clusters, "grid_x": launch.clusters, "tiles_m": launch.rows, "tiles_n": launch.cols,
         "band": launch.band, "rank_m": rank % across_m, "rank_n": rank // across_m, TILES: launch.steps, "arrived": 0,
     }  # fmt: skip
+    names |= bands.reciprocal_names(launch.rows, launch.cols, along_n, launch.band)
     counts = launch.rows, launch.cols, launch.steps
     for x, size in zip("mnk", extents(record), strict=True):
         names |= rest_names(f"in_{x}", size, most * (size - 1))
@@ -254,8 +258,9 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
     check_all(contract.facts, names)
     sizes = [(count - 1) * size + (size if most else 1) for count, size in zip(counts, extents(record), strict=True)]
     assert sizes_of(contract, names) == tuple(sizes)
-    passed = [value(contract.parameters[8 * i][0], names) for i in range(5, 10)]
-    assert passed == [*sizes, along_n, launch.band]
+    assert [value(contract.parameters[8 * i][0], names) for i in range(5, 8)] == sizes
+    passed = [value(contract.parameters[OFFSETS[8] + 4 * i][0], names) for i in range(bands.WORDS)]
+    assert passed == bands.words(launch.rows, launch.cols, along_n, launch.band)
     assert value(pipeline.current, names) == number
     row, col = tile_place(launch, tile, along_n)
     at = (row * across_m + names["rank_m"], col * across_n + names["rank_n"]) if not is_slice else (row, col)
@@ -275,7 +280,7 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
 @pytest.mark.parametrize("name", RINGS)
 def test_every_item_of_a_ring_is_of_the_kind_that_is_stated(name: str) -> None:
     record = RINGS[name]
-    program: Any = SimpleNamespace(offsets=[8 * i for i in range(14 + bool(record.launch.box_d_rest_cols))])
+    program: Any = SimpleNamespace(offsets=OFFSETS[: 13 + bool(record.launch.box_d_rest_cols)])
     stated = dict(zip(product((0, 1), (True, False)), contracts.claims(record, program), strict=True))
     seen = set[tuple[int, bool]]()
     for launch in ring_launches(record):
@@ -294,7 +299,7 @@ def test_every_item_of_a_ring_is_of_the_kind_that_is_stated(name: str) -> None:
 @pytest.mark.parametrize("name", ["clusters", "pair", "two columns", "two rows"])
 def test_a_cluster_loads_every_row_once_and_returns_stages_to_who_loaded_them(name: str) -> None:
     record = (RINGS | {"two columns": ring(cluster=[1, 2]), "two rows": tensor(cluster=[2, 1])})[name]
-    program: Any = SimpleNamespace(offsets=[8 * i for i in range(14 + bool(record.launch.box_d_rest_cols))])
+    program: Any = SimpleNamespace(offsets=OFFSETS[: 13 + bool(record.launch.box_d_rest_cols)])
     claim = next(iter(contracts.claims(record, program)))
     assert isinstance(claim.ring, Pipeline)
     pipelines = [claim.ring, *(pipeline for _, pipeline in claim.ring.peers)]

@@ -15,6 +15,7 @@ from cudal2gen.kernel import Record
 from cudal2gen.validator.wave_contracts import claims
 from kernelproof.certificates import Claim, Contract, Facts, Pipeline, Polynomial
 from kernelproof.certificates.pipelines import ItemKind
+from tests.cudal2gen.bands import last_width
 from tests.cudal2gen.paths import ring
 
 RECORD = ring(stages=2, stream_k=True, cluster=[2, 2])
@@ -100,7 +101,8 @@ def place_names(launch: Launch, tile: int, along_n: int) -> tuple[bool, dict[str
     more = across - bands * launch.band - width if full else launch.band - width - 1
     names = {
         "bands": bands, "at_along": at_along, "in_band": in_band, "in_band_rest": width - 1 - in_band, "more": more,
-        "along_rest": along - 1 - at_along, "empty_band": bands, "empty_width": width, "empty_along": at_along,
+        "along_rest": along - 1 - at_along, "empty_band": bands, "empty_along": at_along,
+        "last_width": last_width(across, launch.band),
     }  # fmt: skip
     return full, names
 
@@ -145,20 +147,20 @@ def launches() -> Iterator[Launch]:
 @cache
 def stated_claims(record: Record = RECORD) -> dict[tuple[int, bool, bool], Claim]:
     """(along n, in a full band, whether the last wave is shared out) -> the claim."""
-    program: Any = SimpleNamespace(offsets=list(range(14)))
+    program: Any = SimpleNamespace(offsets=[100 * i for i in range(13)])
     keys = product((0, 1), (True, False), (False, True))
     return dict(zip(keys, claims(record, program), strict=True))
 
 
-def kind_of(part: Part, steps: int) -> int:
+def kind_of(part: Part, steps: int, full: bool) -> int:
     """The number of the kind of an item of the last wave.
 
     0: a part of a tile, with the whole share. 1: a whole tile. 2: the first item of a share that goes on in the next
-    tile. 3: its second item. 4: a tile of a full wave, which is no item of the last one. 5, 6: an empty first or second
-    item.
+    tile. 3: its second item. 4: a tile of a full wave, which is no item of the last one. 5 to 8: an empty item, the
+    first or second one, whose tile is in a full band or not.
     """
     if part.first == part.end:
-        return 5 + part.names["second"]
+        return 5 + 2 * part.names["second"] + (not full)
     if part.names["second"]:
         return 3
     return 2 if part.names["share_over"] else 1 if part.end - part.first == steps else 0
@@ -227,7 +229,7 @@ def test_a_cta_of_full_waves_has_a_next_item_if_there_is_a_tile_for_it(along_n: 
             kind = pipeline.kinds[4 if items.tail else 0]
             # A CTA has an item of a shared last wave, which may be empty.
             check_last(kind, launch_names(items) | place, not items.tail and tile + launch.clusters >= items.whole)
-    for number, is_last in enumerate((False, False, False, True, False, False, True)):
+    for number, is_last in enumerate((False, False, False, True, False, False, False, True, True)):
         check_last(contracts[along_n, True, True].ring.kinds[number], {}, is_last)  # type: ignore[union-attr]
 
 
@@ -242,7 +244,7 @@ def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n:
             full, place = place_names(launch, part.tile, along_n)
             pipeline: Any = contracts[along_n, full, True].ring
             assert isinstance(pipeline, Pipeline)
-            number = kind_of(part, launch.steps)
+            number = kind_of(part, launch.steps, full)
             seen.add(number)
             kind = pipeline.kinds[number]
             wave = part.tile - items.whole
@@ -254,12 +256,12 @@ def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n:
                 del names["share_over"]
             if number >= 5:
                 del names["k_tiles"]  # an empty item has none
-            if number == 5:
+            if number in (5, 6):
                 names["empty_end"] = part.names["share_tile"]
             check_item(kind.contract, part, names, kind.current)
             slabs = {c + t for t, owners in items.parts.items() for c in owners}
             assert len(slabs) == sum(map(len, items.parts.values())), "no two parts have one slab"
-    assert seen == {0, 1, 2, 3, 5, 6}
+    assert seen == {0, 1, 2, 3, 5, 6, 7, 8}
 
 
 @pytest.mark.slow

@@ -43,6 +43,21 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
+// A number by which numbers of tiles are divided, and its reciprocal, which the launcher computes: shift = floor(log2(number)) and
+// multiplier = (2^(32 + shift) - 1) / number, rounded down. Quotients of dividends below 2^31 are then exact.
+struct Divisor {
+  uint32_t number, multiplier, shift;
+  CUTE_DEVICE uint32_t quotient(uint32_t dividend) const { return __umulhi(dividend + 1, multiplier) >> shift; }
+};
+
+// How cluster tiles are numbered: in bands that run along n (along_n = 1) or along m (0), of `along` tiles, and lie side by side across the
+// other axis, which has `across` tiles. A whole band is `width` tiles wide and has `tiles` = along * width. If the last band is narrower,
+// it is `last_width` wide; if not, last_width is 1.
+struct Bands {
+  uint32_t along_n, along, across;
+  Divisor tiles, width, last_width;
+};
+
 // The problem, as the caller passed it.
 struct Gemm {
   TensorMap const *map_a, *map_b, *map_d;
@@ -50,8 +65,7 @@ struct Gemm {
   int ldd;
   int m, n;
   int k;
-  int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
-  int band;
+  Bands bands;
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
 
 };
@@ -329,25 +343,23 @@ struct Work : Tile {
 
 };
 
-// The numbers of cluster tiles along m and n.
-CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
-CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
-CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
+// Returns how many cluster tiles cover D.
+CUTE_DEVICE int cluster_tiles(Gemm const& gemm) { return gemm.bands.along * gemm.bands.across; }
+CUTE_DEVICE int steps_of(Gemm const& gemm) { return uint32_t(gemm.k + kBK - 1) / kBK; }
 
 // Returns a CTA's part of a cluster's tile. Tiles follow each other along one axis, in bands of a few tiles of the other axis, so
 // that clusters that run together share operands in the L2.
-CUTE_DEVICE Tile tile_of(Gemm const& gemm, uint32_t tile, int rank) {
-  const uint32_t along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
-  const uint32_t across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
-  const uint32_t band = tile / (along * gemm.band) * gemm.band;
-  const uint32_t in_band = tile - band * along;
-  const uint32_t width = min(gemm.band, across - band);
-  const int at_along = in_band / width, at_across = band + in_band % width;
-  const int cluster_m = gemm.along_n ? at_across : at_along, cluster_n = gemm.along_n ? at_along : at_across;
-  return {(cluster_m * kClusterM + rank % kClusterM) * kBM, (cluster_n * kClusterN + rank / kClusterM) * kBN};
+CUTE_DEVICE Tile tile_of(Gemm const& gemm, uint32_t tile, uint32_t rank) {
+  Bands const& bands = gemm.bands;
+  const uint32_t band = bands.tiles.quotient(tile), in_band = tile - band * bands.tiles.number;
+  const uint32_t first = band * bands.width.number;  // across, of the tiles of the band
+  const Divisor width = bands.across - first < bands.width.number ? bands.last_width : bands.width;
+  const int at_along = width.quotient(in_band), at_across = first + in_band - at_along * width.number;
+  const int cluster_m = bands.along_n ? at_across : at_along, cluster_n = bands.along_n ? at_along : at_across;
+  return {(cluster_m * kClusterM + int(rank % kClusterM)) * kBM, (cluster_n * kClusterN + int(rank / kClusterM)) * kBN};
 }
 
-CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * clusters_n(gemm); }
+CUTE_DEVICE int work_items(Gemm const& gemm) { return cluster_tiles(gemm); }
 
 CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) { return {tile_of(gemm, item, rank), 0, steps_of(gemm)}; }
 
@@ -511,7 +523,7 @@ CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
 }
 
 // One thread loads k-tiles, each into the next stage, as soon as consumers have handed it back.
-CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
+CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, uint32_t rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
   // CTAs in the same row of the cluster share A, those in the same column share B.
   uint16_t row_ctas = 0, col_ctas = 0;
@@ -644,20 +656,24 @@ CUTE_DEVICE void store_tiles(Gemm const& gemm, Shared const& shared, int rank, u
   wait_for_stores<0>();  // they must have read shared memory before the CTA exits
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(kClusterCtas) __launch_bounds__(kThreads, 1)
 hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-    const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
+    const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, const __grid_constant__ Bands bands,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
-  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b};
+  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, bands, policy_a, policy_b};
   const Shared shared{uniform(smem_address(smem))};
   const int warp = uniform(threadIdx.x / 32);
   const int rank = cluster_rank();
-  if (warp == 0 && elect_lane()) {
+  const bool elected = elect_lane();
+  // Warp 0 loads, so other warps set up what the first load needs.
+  if (warp == 1 && elected) {
+    init_barriers(shared);
+  }
+  if (warp == 3 && elected) {
     prefetch_map(gemm.map_a);
     prefetch_map(gemm.map_b);
     prefetch_map(gemm.map_d);
-    init_barriers(shared);
   }
   if (warp == 2) {
     allocate_columns(shared.columns());
@@ -667,14 +683,13 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
   cluster_wait();
   __syncthreads();
   let_next_kernel_start();
-  const uint32_t columns = load_word(shared.columns());
   if (warp == 0) {
-    if (elect_lane()) {
+    if (elected) {
       produce(gemm, shared, rank);
     }
   } else if (warp == 1) {
-    if (rank % 2 == 0 && elect_lane()) {
-      multiply(gemm, shared, rank, columns);
+    if (rank % 2 == 0 && elected) {
+      multiply(gemm, shared, rank, load_word(shared.columns()));
     }
   } else if (warp == 3) {
     if (rank == 0 && elect_lane()) {
@@ -683,7 +698,7 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
     }
   } else if (warp >= 4) {
     wait_for_previous_kernel();
-    store_tiles(gemm, shared, rank, columns);
+    store_tiles(gemm, shared, rank, load_word(shared.columns()));
     fence_before_arrival();
   }
   __syncwarp();
@@ -693,7 +708,7 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
   cluster_wait();
   if (warp == 2) {
     fence_behind_wait();
-    free_columns(columns);
+    free_columns(load_word(shared.columns()));
   }
 }
 
