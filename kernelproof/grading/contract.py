@@ -20,6 +20,7 @@ FORM = "in|out|inout|scratch:TYPE[EXTENTS], then optionally =LOW..HIGH or =zeros
 # A buffer in this form (role, type, extents, contents), a scalar (type, value) and a tensor map (buffer, box, swizzle).
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
 _SCALAR = re.compile(r"(\w+):(.+)")
+_WORDS = "words:"
 _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 
 
@@ -82,8 +83,9 @@ class ContractLaunch(BaseModel):
 
     ``entry`` is the kernel's name as people write it. ``grid``, ``block`` and ``cluster`` are one to three numbers;
     ``smem`` is bytes of dynamic shared memory. ``args`` has one entry per parameter: the name of a buffer, a number
-    that takes the parameter's type, a number with a type of its own (``"i64: m * n"``), or the tensor map of a buffer.
-    ``"map:a[64, 32]/64"`` has boxes of 64 rows by 32 columns and a swizzle of 64 bytes.
+    that takes the parameter's type, a number with a type of its own (``"i64: m * n"``), a struct of unsigned words of
+    32 bits (``"words: m, n // 8"``), or the tensor map of a buffer. ``"map:a[64, 32]/64"`` has boxes of 64 rows by 32
+    columns and a swizzle of 64 bytes.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -136,6 +138,16 @@ def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.gene
         raise WrongInput(f"{place}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
     scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
     return scalar
+
+
+def struct(argument: Number, shape: Shape) -> bytes | None:
+    """The bytes of an argument that is a struct of words; None for all others. Raises WrongInput."""
+    if not isinstance(argument, str) or not argument.startswith(_WORDS):
+        return None
+    words = value(f"({argument.removeprefix(_WORDS)},)", shape)
+    if not all(isinstance(word, int) and 0 <= word < 1 << 32 for word in words):
+        raise WrongInput(f"argument {argument!r} is {words}; words are integers from 0 to 2^32 - 1")
+    return b"".join(word.to_bytes(4, "little") for word in words)
 
 
 class MapBox(NamedTuple):

@@ -32,7 +32,7 @@ from kernelproof.emulator.host.program import KernelArgument, pack_arguments
 from kernelproof.emulator.state.counters import Comparison
 from kernelproof.emulator.state.sites import Site
 from kernelproof.grading import elsewhere
-from kernelproof.grading.contract import ROLES, Contract, ContractLaunch, MapBox, box
+from kernelproof.grading.contract import ROLES, Contract, ContractLaunch, MapBox, box, struct
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure, WrongInput, reading
@@ -254,6 +254,8 @@ class LaunchedCalls(RepeatedCalls):
         """A buffer, a tensor map of one, or a number. Raises WrongInput."""
         if isinstance(argument, str) and argument in self.buffers:
             return self.buffers[argument]
+        if (words := struct(argument, self.shape)) is not None:
+            return words
         shape = box(argument, self.shape)
         return launch.scalar(argument, self.shape) if shape is None else self._tensor_map(shape)
 

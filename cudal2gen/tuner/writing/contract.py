@@ -76,6 +76,21 @@ def _tiles(launch: Launch) -> str:
     return f"ceil_div(m, {launch.bm * along_m}) * ceil_div(n, {launch.bn * along_n})"
 
 
+def _bands(launch: Tma, along_n: int, width: int) -> str:
+    """The struct ``Bands`` of a launch's text, as a list of expressions. ``width``: the tiles across a whole band."""
+    rows, cols = (
+        f"ceil_div({x}, {tile * ctas})" for x, tile, ctas in (
+            ("m", launch.bm, launch.cluster_m), ("n", launch.bn, launch.cluster_n)
+        )
+    )  # fmt: skip
+    along, across = (cols, rows) if along_n else (rows, cols)
+    words = [str(along_n), along, across]
+    for divisor in (f"({along} * {width})", str(width), f"max({across} % {width}, 1)"):
+        shift = f"int(log2({divisor}))"
+        words += [divisor, f"(2 ** (32 + {shift}) - 1) // {divisor}", shift]
+    return f"words: {', '.join(words)}"
+
+
 def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[str, Any]:
     """The entry of the list ``launches``: the kernel's arguments in the order of its signature, and its grid in CTAs.
 
@@ -89,8 +104,9 @@ def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[
         options = record.launch_options
         rest = [_map("d", launch.box_d_rows, launch.box_d_rest_cols, record.output.bytes)]
         described["args"] = [
-            *_maps(record, launch), "d", "n", "m", "n", "k", options.get("raster_axis", 0),
-            options.get("raster_group", 1), POLICIES[options.get("hint_a", 0)], POLICIES[options.get("hint_b", 0)],
+            *_maps(record, launch), "d", "n", "m", "n", "k",
+            _bands(launch, options.get("raster_axis", 0), options.get("raster_group", 1)),
+            POLICIES[options.get("hint_a", 0)], POLICIES[options.get("hint_b", 0)],
             *workspace, *(rest if launch.box_d_rest_cols else []),
         ]  # fmt: skip
         slices = (

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import kernelproof
@@ -25,7 +27,7 @@ from kernelproof.grading import (
     description,
     inputs,
 )
-from kernelproof.grading.contract import buffer, parse_contract
+from kernelproof.grading.contract import buffer, parse_contract, struct
 from kernelproof.grading.expressions import extents, value
 from kernelproof.grading.floor import chip, floor
 from kernelproof.ground.errors import WrongInput
@@ -294,3 +296,16 @@ def test_a_changed_element_is_another_value_of_its_range(kind: str) -> None:
             assert (low <= changed).all()
             assert (changed < high).all()
             assert differs.tolist() == ([] if kind == "u8=7..8" else [change.place[0]])
+
+
+@given(st.integers(0, 1 << 20), st.integers(1, 64))
+def test_a_struct_is_the_words_that_are_listed(m: int, divisor: int) -> None:
+    read = struct(f"words: m, 7, m // {divisor}", {"m": m})
+    assert read == np.array([m, 7, m // divisor], "<u4").tobytes()
+    assert struct("m * 2", {"m": m}) is None
+
+
+@pytest.mark.parametrize("words", ["m - 2", "2 ** 32", "m / 2"])
+def test_words_have_32_bits(words: str) -> None:
+    with pytest.raises(WrongInput):
+        struct(f"words: 1, {words}", {"m": 1})
