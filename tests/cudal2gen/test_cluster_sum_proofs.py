@@ -95,12 +95,12 @@ FAULTS: dict[str, Edit] = {
     "threads send to places too far apart": Edit(r"(shl\.b32 \s*%r\d+, %r\d+, )4;(?=\s*mapa)", r"\g<1>5;"),
     "vectors go to one place": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>0;"),
     "a vector goes after the ring": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>24576;"),
-    "all sums come to places up to the mbarriers": Edit(r"(add\.s32 \s*%r22, %r2, )-128;", r"\g<1>900;"),
+    "all sums come to places up to the mbarriers": Edit(r"(add\.s32 \s*%r29, %r13, )-128;", r"\g<1>900;"),
     "a vector goes to the next one's place": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>4096;",
     ),
-    "sums go to the own CTA": Edit(rf"{REMOTE}(?=\s*add\.s32[^;]*;\s*add)", address_in_cta("%r72")),
-    "bytes count at the own CTA": Edit(rf"{REMOTE}(?=\s*st)", address_in_cta("%r72")),
+    "sums go to the own CTA": Edit(rf"{REMOTE}(?=\s*add\.s32[^;]*;\s*add)", address_in_cta("%r71")),
+    "bytes count at the own CTA": Edit(rf"{REMOTE}(?=\s*st)", address_in_cta("%r71")),
     "bytes count at the mbarrier of free rings": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )24616;(?=\s*mapa)", r"\g<1>24608;",
     ),
@@ -158,16 +158,16 @@ FAULTS: dict[str, Edit] = {
         SPIN, r"{ .reg .pred q; setp.gt.s32 q, %r60, 1; @q ret; }\n\g<spin>", 1, SWAPPED,
     ),
     # D.
-    "both CTAs add the first vectors": Edit(r"sub\.s32 \s*(%r\d+), %r72, %r\d+;", r"mov.u32 \1, 0;"),
-    "vectors of another column": Edit(r"(shl\.b32 \s*%r\d+, )(%r249), 3;", r"\1\2, 4;"),
-    "the vector after the next one": Edit(r"(add\.s32 \s*%r\d+, %r72, )2;", r"\g<1>3;"),
+    "both CTAs add the first vectors": Edit(r"sub\.s32 \s*(%r\d+), %r71, %r\d+;", r"mov.u32 \1, 0;"),
+    "vectors of another column": Edit(r"(shl\.b32 \s*%r\d+, )(%r232), 3;", r"\1\2, 4;"),
+    "the vector after the next one": Edit(r"(add\.s32 \s*%r\d+, %r71, )2;", r"\g<1>3;"),
     "rows sixteen lower": Edit(r"(or\.b32 \s*%r\d+, %r\d+, )8;", r"\g<1>16;"),
-    "a row after the last one": Edit(r"setp\.ge\.s32( \s*%p\d+, %r36)", r"setp.gt.s32\1"),
-    "a pair beyond the last column": Edit(r"(add\.s32 \s*%r37, %r\d+, )2;", r"\g<1>1;"),
-    "an element beyond the last column": Edit(r"setp\.ge\.s32( \s*%p\d+, %r252)", r"setp.gt.s32\1"),
+    "a row after the last one": Edit(r"setp\.ge\.s32( \s*%p\d+, %r43)", r"setp.gt.s32\1"),
+    "a pair beyond the last column": Edit(r"(add\.s32 \s*%r44, %r\d+, )2;", r"\g<1>1;"),
+    "an element beyond the last column": Edit(r"setp\.ge\.s32( \s*%p\d+, %r235)", r"setp.gt.s32\1"),
     "a pair that is not aligned": Edit(r"(and\.b64 \s*%rd\d+, %rd\d+, )3;", r"\g<1>1;"),
     "a row's offset overflows": Edit(
-        r"mul\.wide\.s32 \s*(%rd\d+), (%r36), (%r\d+);", r"mul.lo.s32 \2, \2, \3; cvt.s64.s32 \1, \2;",
+        r"mul\.wide\.s32 \s*(%rd\d+), (%r43), (%r\d+);", r"mul.lo.s32 \2, \2, \3; cvt.s64.s32 \1, \2;",
     ),
     "a pair is stored twice": Edit(r"st\.global\.u32[^;]*;", r"\g<0>\n\g<0>"),
     "an element is stored twice": Edit(r"(st\.global\.u16 \s*\[%rd\d+)\+2\], %rs2;", r"\1], %rs1;"),
@@ -176,17 +176,17 @@ FAULTS: dict[str, Edit] = {
     "D is stored although the kernel before runs": Edit(r"griddepcontrol\.wait;", "", 1),
     # Slices of k.
     "slices of half as many k-tiles": Edit(r"(shr\.u64 \s*%rd24, %rd23, )1;", r"\g<1>2;"),
-    "a slice ends a slice later": Edit(r"(add\.s32 \s*%r124, %r72, )1;", r"\g<1>2;"),
-    "the producer loads another slice": Edit(r"(add\.s32 \s*%r\d+, %r72, )1;", r"\g<1>2;", 1),
-    "the producer begins at k = 0": Edit(r"mul\.wide\.s32 \s*(%rd72), %r72, (%r\d+);", r"mul.wide.s32 \1, 0, \2;"),
-    "tiles of another cluster": Edit(r"(mov\.u32 \s*(%r185), %ctaid\.x;\s*shr\.u32 \s*%r186, \2, )1;", r"\g<1>0;"),
+    "a slice ends a slice later": Edit(r"(add\.s32 \s*%r121, %r71, )1;", r"\g<1>2;"),
+    "the producer loads another slice": Edit(r"(add\.s32 \s*%r\d+, %r71, )1;", r"\g<1>2;"),
+    "the producer begins at k = 0": Edit(r"mul\.wide\.s32 \s*(%rd72), %r71, (%r\d+);", r"mul.wide.s32 \1, 0, \2;"),
+    "tiles of another cluster": Edit(r"(mov\.u32 \s*(%r100), %ctaid\.x;\s*shr\.u32 \s*%r101, \2, )1;", r"\g<1>0;"),
 }  # fmt: skip
 HARMLESS: dict[str, tuple[Edit, str]] = {
     "the two slices change places": (
         Edit(ADD, r"\g<add>\g<b>, \g<a>;"), "a sum of two is the same in both orders",
     ),
     "pairs only if one more column fits": (
-        Edit(r"(add\.s32 \s*%r37, %r\d+, )2;", r"\g<1>3;"), "the other pairs are stored element by element",
+        Edit(r"(add\.s32 \s*%r44, %r\d+, )2;", r"\g<1>3;"), "the other pairs are stored element by element",
     ),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def test_c_makes_torchs_calls_of_one_operator_on_a_card(
     request: Any = SimpleNamespace(
         by_torch=run,
         device=device,
-        into=into,
+        has_out=into,
         fusion=Problem(gpu="a100", acc="f32", layout="tn", m=8, n=8, k=8).revised(fusion=fusion).fusion,
     )
     call = call_kernels.native_by_torch(request)

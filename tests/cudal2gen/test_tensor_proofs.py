@@ -109,7 +109,7 @@ FAULTS: dict[str, Edit] = {
     "half of the columns are freed": Edit(r"(tcgen05\.dealloc[^;]*, )64;", r"\g<1>32;", 0, PLAIN),
     "columns are not freed": Edit(r"tcgen05\.dealloc[^;]*;", "", 0, PLAIN),
     "another warp frees the columns": Edit(
-        r"(setp\.ne\.s32 \s*%p\d+, %r\d+, )2;(?=\s*@%p\d+ bra[^;]*;\s*tcgen05)", r"\g<1>3;", 0, PLAIN,
+        r"not\.pred( \s*%p\d+, %p\d+;\s*@%p\d+ bra[^;]*;\s*tcgen05\.fence)", r"mov.pred\1", 0, PLAIN,
     ),
     "a warp loads from lanes of another one": Edit(r"(shl\.b32 \s*%r\d+, %r\d+, )21;", r"\g<1>22;", 0, PLAIN),
     "rows from 16 on are those from 0 on": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )1048576;", r"\g<1>0;", 0, PLAIN),
@@ -128,7 +128,7 @@ FAULTS: dict[str, Edit] = {
     "CTAs do not wait for each other to begin": Edit(
         r"barrier\.cluster\.arrive[^;]*;\s*barrier\.cluster\.wait[^;]*;(?=\s*bar)", "", 0, TWO,
     ),
-    "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*setp)", "", 0, TWO),
+    "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*not)", "", 0, TWO),
     "a stage is handed back to the own CTA alone": Edit(r"(tcgen05\.commit[^;]*), %rs\d+;", r"\1, 1;", 0, ROW),
 }  # fmt: skip
 # A pattern of a branch by either of two conditions, where {} stands for the instruction after it; and the same branch

@@ -86,7 +86,7 @@ MODE = "4611686293305294848"  # a descriptor's high word: swizzle of 128 bytes, 
 NEXT_STAGE = r"(add\.s32 \s*(%r\d+), %r\d+, 1;\s*setp\.eq\.s32 \s*%p\d+, \2, )2;"
 TOGGLE = r"xor\.b32 \s*(%r\d+), \1, %r\d+;"
 # The end of a loop: whether more k-tiles follow.
-MORE = r"setp\.lt\.s32( \s*%p\d+, %r\d+, %r\d+;\s*@%p\d+ bra \s*\$L__BB_\d+;\s*\$L__BB_\d+:\s*"
+MORE = r"setp\.lt\.u32( \s*%p\d+, %r\d+, %r\d+;\s*@%p\d+ bra \s*\$L__BB_\d+;\s*\$L__BB_\d+:\s*"
 FAULTS: dict[str, Edit] = {
     # Groups of products.
     "products are not waited for in the loop": Edit(WAIT_1, ""),
@@ -151,7 +151,7 @@ FAULTS: dict[str, Edit] = {
     "a box of B is loaded 1024 bytes later": Edit(
         r"(add\.s32 \s*(%r\d+), %r\d+, )8192;(?=.{,200}\[\2\])", r"\g<1>9216;",
     ),
-    "one k-tile too many": Edit(rf"{MORE}{WAIT_0})", r"setp.le.s32\1"),
+    "one k-tile too many": Edit(rf"{MORE}{WAIT_0})", r"setp.le.u32\1"),
     "neighbours of D are exchanged": Edit(r"(cvt\.rn\.f16x2\.f32 %r\d+, )(%f\d+), (%f\d+);", r"\1\3, \2;"),
     "a store begins at another row": Edit(
         r"(cp\.async\.bulk\.tensor\.2d\.global\.\S+ \[%rd\d+, \{ )(%r\d+), (%r\d+)", r"\1\3, \2",
@@ -180,7 +180,7 @@ FAULTS: dict[str, Edit] = {
         r"(shl\.b32 \s*%r\d+, %r\d+, )4;(?=\s*shl\.b32 \s*%r\d+, %r\d+, 11;)", r"\g<1>31;", record=PAIR,
     ),
     "both halves of B go to one place": Edit(
-        r"(shl\.b32 \s*%r\d+, %r\d+, )11;(\s*add\.s32 \s*%r\d+, %r\d+, 8192;)", r"\g<1>32;\2", record=PAIR,
+        r"(shl\.b32 \s*%r\d+, %r\d+, )11;(\s*or\.b32 \s*%r\d+, %r\d+, 8192;)", r"\g<1>32;\2", record=PAIR,
     ),
     "stages are handed back to the own CTA alone": Edit(
         r"(mapa[^,]*, %r\d+, )%r\d+;", r"\g<1>%cluster_ctarank;", record=PAIR,

@@ -105,18 +105,18 @@ FAULTS_HERE: dict[str, tuple[Record, Edit]] = {
     "the upper rows are transposed twice": (TRANSPOSED, Edit("", MOVE, r"\g<0>\n\g<0>")),
     "the lower rows are transposed instead of the upper ones": (TRANSPOSED, Edit("", MOVE + NEXT_MOVE, (
         r"movmatrix.sync.aligned.m8n8.trans.b16 \1, \5;\3movmatrix.sync.aligned.m8n8.trans.b16 \4, \2;"))),
-    "only the first thread transposes": (TRANSPOSED, Edit(COUNT, MOVE, r"@%p36 \g<0>")),
-    "only the other threads transpose": (TRANSPOSED, Edit(COUNT, MOVE, r"@!%p36 \g<0>")),
+    "only the first thread transposes": (TRANSPOSED, Edit(COUNT, MOVE, r"@%p40 \g<0>")),
+    "only the other threads transpose": (TRANSPOSED, Edit(COUNT, MOVE, r"@!%p40 \g<0>")),
     "the first thread keeps what it had": (
-        TRANSPOSED, Edit(COUNT, MOVE, r"{.reg .b32 x; mov.b32 x, \2; \g<0> selp.b32 \1, x, \1, %p36;}"),
+        TRANSPOSED, Edit(COUNT, MOVE, r"{.reg .b32 x; mov.b32 x, \2; \g<0> selp.b32 \1, x, \1, %p40;}"),
     ),
     "the first thread transposes the lower rows": (
         TRANSPOSED, Edit(COUNT, MOVE + NEXT_MOVE, (
-            r"{.reg .b32 x; selp.b32 x, \5, \2, %p36; movmatrix.sync.aligned.m8n8.trans.b16 \1, x;}\3"
+            r"{.reg .b32 x; selp.b32 x, \5, \2, %p40; movmatrix.sync.aligned.m8n8.trans.b16 \1, x;}\3"
             r"movmatrix.sync.aligned.m8n8.trans.b16 \4, \5;")),
     ),
     "the first thread goes another way to its movmatrix": (
-        TRANSPOSED, Edit(COUNT, MOVE, r"@%p36 bra MOVE; \g<0> bra MOVED; MOVE: \g<0> MOVED:"),
+        TRANSPOSED, Edit(COUNT, MOVE, r"@%p40 bra MOVE; \g<0> bra MOVED; MOVE: \g<0> MOVED:"),
     ),
     "neighbours change places before they are transposed": (
         TRANSPOSED, Edit(LOADED, r"(cvt.rn.f16x2.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
