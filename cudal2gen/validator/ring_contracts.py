@@ -373,7 +373,8 @@ def _contract(
     if beyond is not None:
         d = contract.matrices[2]
         start, extent = (row, d.rows) if record.cluster[0] > 1 else (col, d.cols)
-        contract = replace(contract, facts=facts.extended({}, start - extent if beyond else extent - 1 - start))
+        edge = start - extent if beyond else extent - 1 - start
+        contract = replace(contract, facts=contract.facts.extended({}, edge))
         if beyond:
             return replace(contract, tile=None, first=first)
     slab = Polynomial.of(record.bm * record.bn)

@@ -277,6 +277,13 @@ class Machine(GlobalPlaces):
             raise NotCertified(f"the parameter at byte {what} has no meaning in the contract")
         return Word(parameter[0], parameter[1], self.facts)
 
+    def load(self, address: Any, size: int, m: Any, _site: int) -> Any:
+        """ld.param at an address in a register, which must be known and the same in all lanes."""
+        places = np.unique(self._number(address))
+        if len(places) > 1 or m is not None:
+            raise NotCertified("lanes load different parameters")
+        return self.constant(int(places[0]), size)
+
     def lanes_of(self, name: str) -> Any:
         """A special register that varies between threads or CTAs."""
         x, y, _ = self.contract.block or (self.lanes, 1, 1)

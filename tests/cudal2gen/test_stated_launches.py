@@ -188,6 +188,7 @@ RINGS: dict[str, TmaRing] = {
     "k is split in clusters": ring(split_k=2, reduce="cluster", epilogue="direct"),
     "tensor memory": tensor(),
     "pair": tensor(**PAIR),
+    "k is split, two CTAs of a column": tensor(cluster=[2, 1], split_k=3),
     "mma.sync": warps(),
 }
 
@@ -261,6 +262,9 @@ def check_cta(record: TmaRing, launch: Launch, contract: Contract, pipeline: Pip
     assert [value(contract.parameters[8 * i][0], names) for i in range(5, 8)] == sizes
     passed = [value(contract.parameters[OFFSETS[8] + 4 * i][0], names) for i in range(bands.WORDS)]
     assert passed == bands.words(launch.rows, launch.cols, along_n, launch.band)
+    adders = (pipeline.adders.within, *pipeline.adders.passed) if pipeline.adders else ()
+    for each in (contract, pipeline.entry, *pipeline.stores, *adders):
+        assert each is None or len(each.facts.reciprocals) == 3, "every case knows by what the kernel divides"
     assert value(pipeline.current, names) == number
     row, col = tile_place(launch, tile, along_n)
     at = (row * across_m + names["rank_m"], col * across_n + names["rank_n"]) if not is_slice else (row, col)
