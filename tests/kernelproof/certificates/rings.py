@@ -6,24 +6,11 @@ Two warps take turns with tiles. Its proof takes milliseconds, since a tile is o
 
 from __future__ import annotations
 
-from kernelproof.certificates import (
-    TILES,
-    ZERO,
-    BoxMap,
-    Claim,
-    Contract,
-    Facts,
-    Matrix,
-    Pipeline,
-    Polynomial,
-    Tile,
-    prove,
-)
+from kernelproof.certificates import Claim, prove
 from kernelproof.certificates.certificate import Certificate
+from tests.kernelproof.certificates.stated_rings import StatedRing
 
 ROWS, COLS, DEPTH, STAGES = 16, 8, 16, 2  # of a tile, of a k-tile, of the ring
-MOST = 1 << 20  # tiles, k-tiles and CTAs
-named = Polynomial.named
 
 # Shared memory: two stages of 768 bytes, of which 512 are A's; from 1536 on a buffer of D for each group; from 2048 on
 # the mbarriers full and empty of each stage; from 2112 on those of turns.
@@ -226,34 +213,10 @@ def text(turns: bool = False) -> str:
     return out.replace("ARRIVALS", "1")
 
 
-def contract(facts: Facts, rows: Polynomial, row: Polynomial, turns: bool = False) -> Contract:
-    """The contract of a CTA. ``rows``: how many tiles D has, one below the other. ``row``: the tile of the CTA."""
-    m, n, k = rows * ROWS, Polynomial.of(COLS), named(TILES) * DEPTH
-    operands = (("A", m, k, False), ("B", n, k, False), ("D", m, n, True))
-    return Contract(
-        96 if turns else 64, 2176, {384: (rows, 32), 388: (named(TILES), 32)},
-        {"%ctaid.x": named("cta_x"), "%nctaid.x": named("grid_x")},
-        tuple(Matrix(x, x.lower(), 16, named(f"ld{x}", 8), a, b, "f16", out) for x, a, b, out in operands),
-        k, Tile(row * ROWS, ZERO, ROWS, COLS), facts,
-        maps=(BoxMap("A", 0, ROWS, DEPTH, 32), BoxMap("B", 128, COLS, DEPTH, 32), BoxMap("D", 256, ROWS, COLS, 16)),
-    )  # fmt: skip
-
-
 def claim(turns: bool = False) -> Claim:
     """All launches: any number of tiles, k-tiles and CTAs, of which none is without a tile."""
-    bounds = {(name,): (1, MOST) for name in ("tiles_m", "grid_x", TILES)} | {
-        (name,): (0, MOST) for name in ("cta_x", "at", "rest")
-    }
-    bounds |= {(name,): (1, 1 << 40) for name in ("a", "b", "d")} | {(f"ld{x}",): (1, MOST) for x in "ABD"}
-    facts = Facts(bounds, [named("tiles_m") - 1 - named("cta_x")])
-    rows = named("at") + named("rest") + 1
-    entry = contract(facts, named("tiles_m"), named("cta_x"), turns)
-    item = contract(Facts(bounds, [MOST - rows]), rows, named("at"), turns)
-    pipeline = Pipeline(
-        STAGES, ((32, 64), (64, 96)) if turns else ((32, 64),), MOST, entry, named("cta_x"), {"tiles_m": rows},
-        named("at"), named("grid_x"), named("rest") - named("grid_x"),
-    )  # fmt: skip
-    return Claim("any tile", item, pipeline)
+    groups = ((32, 64), (64, 96)) if turns else ((32, 64),)
+    return StatedRing(ROWS, COLS, DEPTH, STAGES, groups, 2176, box_d=(ROWS, COLS, 16)).claim()
 
 
 def proven(ptx: str, stated: Claim) -> Certificate:

@@ -10,6 +10,7 @@ import pytest
 from kernelproof.certificates import Claim, NotCertified, Pipeline, recheck
 from tests.kernelproof.certificates import warpgroup_rings as rings
 from tests.kernelproof.certificates.rings import proven
+from tests.kernelproof.certificates.stated_rings import named
 
 MMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %q5, %q6, %p15, 1, 1, 0, 0;"
 FENCE = "wgmma.fence.sync.aligned;"
@@ -193,7 +194,7 @@ LAUNCHES: dict[str, Callable[[Claim], Claim]] = {
     "the other CTA hands back to itself": of_peer(returns=frozenset((1,))),
     "the other CTA loads all of B": of_peer(share=2304),
     "the other CTA has the same rank": of_peer(rank=0),
-    "the other CTA takes items of a later cluster": of_peer(first=rings.named("cta_x") + 1),
+    "the other CTA takes items of a later cluster": of_peer(first=named("cta_x") + 1),
     "the other CTA has the same tile": lambda claim: claim._replace(
         ring=replace(claim.ring, peers=((claim.contract, claim.ring.peers[0][1]),))  # type: ignore[type-var, union-attr]
     ),

@@ -7,25 +7,11 @@ CTA loads half of B to both.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from kernelproof.certificates import (
-    TILES,
-    ZERO,
-    BoxMap,
-    Claim,
-    Contract,
-    Facts,
-    Matrix,
-    Pipeline,
-    Polynomial,
-    Tile,
-)
+from kernelproof.certificates import Claim
+from tests.kernelproof.certificates.stated_rings import StatedRing
 
 ROWS, COLS, DEPTH, STAGES = 64, 8, 16, 2  # of a tile, of a k-tile, of the ring
 STAGE = 2304  # bytes, of which 2048 are A's
-MOST = 1 << 20  # tiles, k-tiles and CTAs
-named = Polynomial.named
 
 # Shared memory: two stages; from 4608 on a buffer of D for each warp; from 5632 on the mbarriers of each stage.
 TEXT = """
@@ -239,38 +225,7 @@ def text(ranks: int = 1, moved: bool = False) -> str:
     return out
 
 
-def contract(facts: Facts, rows: Polynomial, row: Polynomial, rank: int, ranks: int) -> Contract:
-    """The contract of the CTA of a rank. ``rows``: the tiles of clusters that D has, one below the other. ``row``: that
-    of the CTA's cluster."""
-    m, n, k = rows * ROWS * ranks, Polynomial.of(COLS), named(TILES) * DEPTH
-    operands = (("A", m, k, False), ("B", n, k, False), ("D", m, n, True))
-    return Contract(
-        256, 5696, {384: (rows, 32), 388: (named(TILES), 32)},
-        {"%ctaid.x": named("cta_x") * ranks + rank, "%nctaid.x": named("grid_x") * ranks},
-        tuple(Matrix(x, x.lower(), 16, named(f"ld{x}", 8), a, b, "f16", out) for x, a, b, out in operands),
-        k, Tile((row * ranks + rank) * ROWS, ZERO, ROWS, COLS), facts,
-        maps=(
-            BoxMap("A", 0, ROWS, DEPTH, 32), BoxMap("B", 128, COLS // ranks, DEPTH, 32), BoxMap("D", 256, 16, COLS, 16),
-        ),
-    )  # fmt: skip
-
-
 def claim(ranks: int = 1) -> Claim:
-    """All launches: any number of tiles, k-tiles and clusters, of which none is without a tile."""
-    bounds = {(name,): (1, MOST) for name in ("tiles_m", "grid_x", TILES)} | {
-        (name,): (0, MOST) for name in ("cta_x", "at", "rest")
-    }
-    bounds |= {(name,): (1, 1 << 40) for name in ("a", "b", "d")} | {(f"ld{x}",): (1, MOST) for x in "ABD"}
-    rows = named("at") + named("rest") + 1
-    ctas = []
-    for rank in range(ranks):
-        facts = Facts(bounds, [named("tiles_m") - 1 - named("cta_x")])
-        entry = contract(facts, named("tiles_m"), named("cta_x"), rank, ranks)
-        item = contract(Facts(bounds, [MOST - rows]), rows, named("at"), rank, ranks)
-        pipeline = Pipeline(
-            STAGES, ((128, 256),), MOST, entry, named("cta_x"), {"tiles_m": rows}, named("at"), named("grid_x"),
-            named("rest") - named("grid_x"), rank, ranks, 2176 if ranks > 1 else None, frozenset(range(ranks)),
-        )  # fmt: skip
-        ctas.append((item, pipeline))
-    (item, pipeline), *peers = ctas
-    return Claim("any tile", item, replace(pipeline, peers=tuple(peers)))
+    """All launches of clusters of ``ranks`` CTAs."""
+    stated = StatedRing(ROWS, COLS, DEPTH, STAGES, ((128, 256),), 5696, box_d=(16, COLS, 16), loaded_bytes=2176)
+    return stated.claim(ranks)
