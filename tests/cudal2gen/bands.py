@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.kernelproof.certificates.test_reciprocals import constants
+
 WORDS = 12  # words of 32 bits in the struct
 
 
@@ -12,8 +14,7 @@ def last_width(across: int, band: int) -> int:
 
 def reciprocal(divisor: int) -> tuple[int, int, int]:
     """A divisor, and what a kernel multiplies and shifts by to divide by it."""
-    shift = divisor.bit_length() - 1
-    return divisor, ((1 << (32 + shift)) - 1) // divisor, shift
+    return divisor, *constants(divisor)
 
 
 def words(rows: int, cols: int, along_n: int, band: int) -> list[int]:
@@ -24,7 +25,7 @@ def words(rows: int, cols: int, along_n: int, band: int) -> list[int]:
 
 
 def reciprocal_names(rows: int, cols: int, along_n: int, band: int) -> dict[str, int]:
-    """The values of the names by which a claim states multipliers and shifts."""
+    """A claim has names for the multipliers and shifts of a launch. Returns the value of each."""
     values = words(rows, cols, along_n, band)
     stems = {"tiles": 3, "width": 6, "last": 9}
     parts = {"multiplier": 1, "shift": 2}

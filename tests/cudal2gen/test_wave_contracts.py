@@ -166,6 +166,18 @@ def kind_of(part: Part, steps: int, full: bool) -> int:
     return 2 if part.names["share_over"] else 1 if part.end - part.first == steps else 0
 
 
+def whole_tiles(along_n: int) -> Iterator[tuple[Items, int, ItemKind, dict[str, int]]]:
+    """For each tile of the full waves of all launches: the launch's items, the tile's number, the kind of item that the
+    claim states for it, and the values of the names of launch and place."""
+    contracts = stated_claims()
+    for launch in launches():
+        items = Items(launch)
+        for tile in range(items.whole):
+            full, place = place_names(launch, tile, along_n)
+            pipeline: Any = contracts[along_n, full, bool(items.tail)].ring
+            yield items, tile, pipeline.kinds[4 if items.tail else 0], launch_names(items) | place
+
+
 def check_item(contract: Contract, part: Part, names: dict[str, int], current: Polynomial) -> None:
     check(contract.facts, names)
     assert value(current, names) == part.number
@@ -220,15 +232,10 @@ def test_the_parts_of_tiles_that_begin_within_d_are_left_and_no_others(cluster: 
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_a_cta_of_full_waves_has_a_next_item_if_there_is_a_tile_for_it(along_n: int) -> None:
+    for items, tile, kind, names in whole_tiles(along_n):
+        # A CTA has an item of a shared last wave, which may be empty.
+        check_last(kind, names, not items.tail and tile + items.launch.clusters >= items.whole)
     contracts = stated_claims()
-    for launch in launches():
-        items = Items(launch)
-        for tile in range(items.whole):
-            full, place = place_names(launch, tile, along_n)
-            pipeline: Any = contracts[along_n, full, bool(items.tail)].ring
-            kind = pipeline.kinds[4 if items.tail else 0]
-            # A CTA has an item of a shared last wave, which may be empty.
-            check_last(kind, launch_names(items) | place, not items.tail and tile + launch.clusters >= items.whole)
     for number, is_last in enumerate((False, False, False, True, False, False, False, True, True)):
         check_last(contracts[along_n, True, True].ring.kinds[number], {}, is_last)  # type: ignore[union-attr]
 
@@ -267,17 +274,11 @@ def test_every_item_of_a_shared_last_wave_is_of_the_kind_that_is_stated(along_n:
 @pytest.mark.slow
 @pytest.mark.parametrize("along_n", [0, 1])
 def test_every_whole_tile_is_of_the_kind_that_is_stated(along_n: int) -> None:
-    contracts = stated_claims()
-    for launch in launches():
-        items = Items(launch)
-        for tile in range(items.whole):
-            full, place = place_names(launch, tile, along_n)
-            pipeline: Any = contracts[along_n, full, bool(items.tail)].ring
-            kind = pipeline.kinds[4 if items.tail else 0]
-            names = launch_names(items) | place | {"k_tiles": launch.steps, "rank_m": 0, "rank_n": 0}
-            if not items.tail:
-                del names["tail"]  # the claim of full waves has no such name
-            check_item(kind.contract, Part(tile, tile, 0, launch.steps, {}), names, kind.current)
+    for items, tile, kind, common in whole_tiles(along_n):
+        names = common | {"k_tiles": items.launch.steps, "rank_m": 0, "rank_n": 0}
+        if not items.tail:
+            del names["tail"]  # the claim of full waves has no such name
+        check_item(kind.contract, Part(tile, tile, 0, items.launch.steps, {}), names, kind.current)
 
 
 @pytest.mark.slow
