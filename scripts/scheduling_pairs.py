@@ -189,8 +189,8 @@ def bodies(sm: str) -> Iterator[str]:
 
 
 def texts(sm: str) -> Iterator[str]:
-    """Yields PTX files, each with up to ``PER_FILE`` kernels of an architecture: more would take ptxas longer per
-    kernel."""
+    """Yields PTX files, each with up to ``PER_FILE`` kernels of an architecture. With more of them in
+    a file, ptxas takes longer for each kernel."""
     kernels = [
         KERNEL.format(number=number, body=body.replace("{{", "{").replace("}}", "}").replace("{number}", str(number)))
         for number, body in enumerate(bodies(sm))

@@ -143,7 +143,7 @@ def _definition(rows: Sequence[Decisions]) -> str:
 
 
 def _table(rows: Sequence[Decisions]) -> Table:
-    """Each number of the catalog beside that of the paper."""
+    """A table with a row for each compared number: that of the catalog, that of the paper, and the difference."""
     cells = [
         (f"{number.catalog:.3f}", f"{number.paper:.3f}", f"{number.catalog - number.paper:+.3f}")
         for number in correlations(rows)

@@ -83,7 +83,7 @@ def embedded(data: Any) -> str:
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """The title and the sections as Markdown, without charts and pictures."""
+    """Returns the title and the sections as Markdown, which leaves out charts and pictures."""
     blocks = [f"# {_escaped(title)}"]
     for section in sections:
         blocks.append(f"## {_escaped(section.title)}")

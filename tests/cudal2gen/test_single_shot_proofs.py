@@ -54,7 +54,8 @@ ADD = r"(?P<add>add\.f32 \s*%f\d+, )(?P<a>%f\d+), (?P<b>%f\d+);"
 # - %r21: its first place in shared memory;
 # - %r91 and %r95: the bytes that it copies of its vectors of the first and second k-tile;
 # - %p4 and %p1: whether its rows of A and B exist.
-# In SUMS: %r19 is the rank of the CTA, which is its slice; %r2 the thread; %r83 the start of shared memory.
+# In SUMS, %r19 holds the rank of the CTA, which is the number of its slice of k; %r2 holds the number of the thread,
+# and %r83 the address at which shared memory begins.
 FAULTS: dict[str, Edit] = {
     # Copies at the edge of A and B.
     "a row after the last one is copied": Edit(ROWS, r"setp.ge.s32 %p4, \g<left>, 0;"),

@@ -121,7 +121,7 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 
 def test_half_of_the_problems_are_held_out_and_always_the_same_half() -> None:
-    """What was once held out must never be learned from. The last bit of a hash of n and k decides."""
+    """The last bit of a hash of n and k decides, so nothing is ever learned from a problem that was once held out."""
     sizes = [(64 * n, 64 * k) for n in range(1, 33) for k in range(1, 33)]
     last = [hashlib.sha256(f"{n}_{k}".encode()).digest()[-1] for n, k in sizes]
     development = [is_development(n, k) for n, k in sizes]

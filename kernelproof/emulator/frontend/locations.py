@@ -18,7 +18,7 @@ _DIRECTIVE = re.compile(
 )
 # A label in .debug_str, and the bytes of the string there.
 _STRING = re.compile(r"^([\w$]+):\s*\n((?:\s*\.b8[ \t][\d, \t]*\n)+)", re.M)
-# A place in a CUDA file, as a directive spells it: file number, line, column.
+# The numbers of file, line and column by which a .loc directive names a place in a CUDA file.
 _Place = tuple[str, str, str]
 
 

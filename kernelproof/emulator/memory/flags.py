@@ -99,7 +99,8 @@ def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
 
 
 def ordered_steps(lanes: Array, offset: Array, single_lanes: bool) -> Iterable[list[int]]:
-    """The elements of an atomic in steps that happen one after the other, as indices into ``lanes``, which must ascend.
+    """Divides the elements of an atomic into steps, which happen one after the other. Each step is a list of indices
+    into ``lanes``, which must ascend.
 
     A step has the lanes of a warp that modify one place. With ``single_lanes`` it has one lane, because others may then
     see the values in between. ``offset``: the place that each lane modifies.

@@ -28,7 +28,8 @@ MEET = "bar.warp.sync -1;"
 INIT = "mbarrier.init.shared::cta.b64 [%r1+2048], %r4;"
 SYNC = "bar.sync 0;"
 
-# By fault: a part of the text, and its replacement. Faults of ``TURNS`` are planted in the kernel with two groups.
+# Maps each fault to the part of the text that it changes, and to what stands there instead. Faults
+# of ``TURNS`` are planted in the kernel with two groups.
 FAULTS: dict[str, tuple[str, str]] = {
     # What all threads do before they have roles.
     "every thread initialises mbarriers": ("@%p1 bra READY;", ""),

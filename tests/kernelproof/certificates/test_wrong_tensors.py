@@ -41,7 +41,7 @@ def high(bits: int) -> tuple[str, str]:
     return HIGH, f"mov.u32 %r40, {3221241872 ^ bits};"
 
 
-# By fault: a part of the text, and its replacement.
+# Maps each fault to the part of the text that it changes, and to what stands there instead.
 FAULTS: dict[str, tuple[str, str]] = {
     # The allocation.
     "two warps allocate": ("setp.eq.u32 %p1, %r3, 2;", "setp.ge.u32 %p1, %r3, 6;"),

@@ -33,8 +33,8 @@ def f32(value: float) -> float:
 
 
 SUM, PRODUCT = f32(X) + f32(Y), f32(X) * f32(Y)
-# The nearest fp16 number of X, which is larger than X.
-ROUNDED = float(np.float16(X))
+# X rounded to the nearest fp16 number, which is larger than X.
+X_IN_FP16 = float(np.float16(X))
 WIDE = "cvt.f64.f32 %e, %x; cvt.f64.f32 %g, %y;"
 INTEGERS = "mov.u32 %n, 1000; mov.u32 %r, 7;"
 # A statement, with what is before it and after it; the register of its result and the register's type; that result, and
@@ -58,8 +58,8 @@ STATEMENTS = [
     (INTEGERS, "rem.u32 %n, %n, %r;", "", "%n", "u32", 1000 % 7, {"first": 0}),
     ("", "mov.u32 %n, %ctaid.x;", "", "%n", "u32", 4, {"first": 0}),
     (
-        "", "cvt.rn.f16.f32 %h, %x;", "cvt.f32.f16 %f, %h;", "%f", "f32", ROUNDED,
-        {"truncate": ROUNDED - 2**-9, "retype": 2.142578125},
+        "", "cvt.rn.f16.f32 %h, %x;", "cvt.f32.f16 %f, %h;", "%f", "f32", X_IN_FP16,
+        {"truncate": X_IN_FP16 - 2**-9, "retype": 2.142578125},
     ),
     ("mov.b16 %h, 0x4049;", "cvt.f32.bf16 %f, %h;", "", "%f", "f32", 3.140625, {"retype": 2.142578125}),
     ("mov.b16 %h, 0x4049;", "cvt.f32.f16 %f, %h;", "", "%f", "f32", 2.142578125, {"retype": 3.140625}),
