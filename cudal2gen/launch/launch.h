@@ -424,11 +424,11 @@ constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0
 
 // A number by which kernels divide, with its reciprocal, as the Divisor of a kernel's text (templates/macros/tma.j2).
 struct Divisor {
-  uint32_t number, multiplier, shift = 0;
+  uint32_t number, multiplier, shift;
 
-  explicit Divisor(int64_t divisor) : number(uint32_t(divisor)) {
-    while (divisor >> (shift + 1)) ++shift;
-    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) - 1) / uint64_t(divisor));
+  explicit Divisor(uint32_t number)
+      : number(number), multiplier(0), shift(31 - uint32_t(__builtin_clz(number))) {
+    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) - 1) / number);
   }
 };
 
@@ -439,7 +439,7 @@ struct Bands {
 
   Bands(int64_t rows, int64_t cols, int along_n, int band)
       : along_n(uint32_t(along_n)), along(uint32_t(along_n ? cols : rows)), across(uint32_t(along_n ? rows : cols)),
-        tiles(int64_t(along) * band), width(band), last_width(across % uint32_t(band) ? across % uint32_t(band) : 1) {}
+        tiles(along * uint32_t(band)), width(uint32_t(band)), last_width(std::max(across % uint32_t(band), 1u)) {}
 };
 
 // The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention. swizzle_stride: columns

@@ -461,7 +461,8 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (!refusal) refusal = launch.refuse_fused(operands.bias, {operands.c, operands.ldc, n}, {operands.aux, operands.ldaux, n});
   if (!refusal) refusal = refuse_several(launch, several, m, n, ldd);
   if (refusal) return refuse(refusal.code, refusal.why);
-  int code = choose_grid(own, m, n, k, batches.count, groups.count ? groups.count : 1, config.gridDim);
+  int const group_count = std::max(groups.count, 1);
+  int code = choose_grid(own, m, n, k, batches.count, group_count, config.gridDim);
   if (code) return code;
 
   StreamState state;
@@ -479,24 +480,27 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (launch.box_d_rest.cols) trailing[count++] = &map_rest;
   if (launch.fusion.any) trailing[count++] = &operands;
   if (launch.batch != Batch::kNone) trailing[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, trailing[0], trailing[1]};
+  bool const cooperates = scratch.tiles && launch.waits();
+  if (launch.convention != Convention::kTma) {
+    void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, trailing[0], trailing[1]};
+    return launch_as(own, config, matrices, cooperates, overlaps);
+  }
   Options options = own.options;
-  Bands bands(launch.cluster_rows(m, groups.count ? groups.count : 1), launch.cluster_cols(n), options.along_n, options.band);
+  Bands bands(launch.cluster_rows(m, group_count), launch.cluster_cols(n), options.along_n, options.band);
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &bands, &options.policy_a, &options.policy_b,
                   &parts.sums, &parts.arrivals, trailing[0], trailing[1], trailing[2]};
-  bool const tma = launch.convention == Convention::kTma;
   int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {
     int const depth = launch.batch == Batch::kNone ? 0 : stride ? depths : 1;
     // A single matrix has no meaningful stride, but the driver requires one.
     return own.maps.find(matrix, rows, depth, depth > 1 ? stride : matrix.ld, box, element, to);
   };
-  if (tma && !(map(in_a, launch.rows_a(m, k), batches.a, launch.box_a, launch.element, map_a) &&
-               map(in_b, launch.rows_b(n, k), groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
-               (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
-               (!launch.box_d_rest.cols || map(out_d, m, batches.d, launch.box_d_rest, launch.output, map_rest))))
+  if (!(map(in_a, launch.rows_a(m, k), batches.a, launch.box_a, launch.element, map_a) &&
+        map(in_b, launch.rows_b(n, k), groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
+        (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
+        (!launch.box_d_rest.cols || map(out_d, m, batches.d, launch.box_d_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
-  return launch_as(own, config, tma ? maps : matrices, scratch.tiles && launch.waits(), overlaps);
+  return launch_as(own, config, maps, cooperates, overlaps);
 }
 
 }  // namespace
